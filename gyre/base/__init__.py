@@ -1,0 +1,1 @@
+"""Vocabulary shared by every layer: identifiers, enums, errors, protocols, registry. No jax."""
