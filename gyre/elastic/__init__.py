@@ -1,0 +1,1 @@
+"""Cells that move between rollout and training while live executions go on."""
