@@ -64,6 +64,7 @@ class DecodeState:
       k, v: f32[L, S, K, T, h].
       token: i32[S], fed next, at position `length`.
       length: i32[S], KV entries of each slot.
+      generated: i32[S], tokens sampled since the insertion (the lengths of the contract).
       seed u32[S], temperature f32[S]: per-slot sampling.
     """
 
@@ -71,6 +72,7 @@ class DecodeState:
     v: jax.Array
     token: jax.Array
     length: jax.Array
+    generated: jax.Array
     seed: jax.Array
     temperature: jax.Array
 
@@ -121,7 +123,7 @@ class GyreEngine(Engine):
 
     def _jit_programs(self) -> None:
         rep, slots, pre = self._replicated, self._kv_slots, self._kv_prefix
-        state = DecodeState(slots, slots, rep, rep, rep, rep)
+        state = DecodeState(slots, slots, rep, rep, rep, rep, rep)
         self._state_shardings = state
         self._generate = jax.jit(
             functools.partial(_generate, self.model), static_argnums=(2,), donate_argnums=(1,),
@@ -214,7 +216,7 @@ class GyreEngine(Engine):
         def make():
             zeros = functools.partial(jnp.zeros, (c.slots,))
             return DecodeState(jnp.zeros(shape), jnp.zeros(shape), zeros(jnp.int32), zeros(jnp.int32),
-                               zeros(jnp.uint32), zeros(jnp.float32))
+                               zeros(jnp.int32), zeros(jnp.uint32), zeros(jnp.float32))
         return jax.jit(make, out_shardings=self._state_shardings)()
 
     def load_params(self, params: Any) -> Any:
@@ -315,10 +317,11 @@ def _generate(model: dense.ModelConfig, params: Any, state: DecodeState, kv_toke
         return cache.at[:, jnp.arange(slots), :, state.length].set(
             new.swapaxes(0, 1), mode="drop", unique_indices=True)
 
-    data = jnp.stack([token, jnp.ones_like(token), position,
+    generated = state.generated + 1
+    data = jnp.stack([token, jnp.ones_like(token), generated,
                       jax.lax.bitcast_convert_type(logp, jnp.int32)], axis=1)
     return state.replace(k=put(state.k, k_new), v=put(state.v, v_new), token=token,
-                         length=position), data
+                         length=position, generated=generated), data
 
 
 def _extend(model: dense.ModelConfig, params: Any, k_cache: jax.Array, v_cache: jax.Array,
@@ -351,7 +354,7 @@ def _insert(state: DecodeState, k: jax.Array, v: jax.Array, ints: jax.Array, tem
         return jax.lax.dynamic_update_slice(cache, new[:, None], (zero, slot, zero, zero, zero))
 
     return DecodeState(put(state.k, k), put(state.v, v), state.token.at[slot].set(token),
-                       state.length.at[slot].set(length),
+                       state.length.at[slot].set(length), state.generated.at[slot].set(0),
                        state.seed.at[slot].set(seed.astype(jnp.uint32)),
                        state.temperature.at[slot].set(temperature))
 

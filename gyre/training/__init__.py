@@ -1,0 +1,1 @@
+"""Turning packed micro-steps into optimizer updates: streaming, step, sum, optimizer."""

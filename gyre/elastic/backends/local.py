@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from gyre.base.errors import EngineError
 from gyre.base.protocols import EngineCall
 from gyre.elastic.cells import Partial, Update, Weights
 from gyre.generation.decode_loop import DecodeLoop, LoopStats, ParkedCall
@@ -90,8 +91,11 @@ class LocalCell:
         return self._train_busy_s
 
     def submit(self, call: EngineCall) -> None:
-        self.loop.submit(call)
-        self._notify()
+        with self._wake:
+            if not self._serving:
+                raise EngineError(f"{self.name} does not serve calls now")
+            self.loop.submit(call)
+            self._wake.notify_all()
 
     def cancel(self, call_id: str) -> None:
         self.loop.cancel(call_id)
@@ -108,8 +112,7 @@ class LocalCell:
 
         def begin():
             if self._publication is not None:
-                raise RuntimeError(f"{self.name}: version {self._publication[0].version} is still "
-                                   f"being published, cannot begin {weights.version}")
+                self._publication[1].set_result(None)  # overtaken by this newer version
             self.loop.paused = True
             self._publication = (weights, done)
 
@@ -185,7 +188,8 @@ class LocalCell:
         if self._publication is None or self.loop.live:
             return
         (weights, done), self._publication = self._publication, None
-        self._serve(weights)
+        self._load(weights)
+        self.loop.paused = False
         done.set_result(None)
 
     def _place(self, weights: Weights) -> Weights:
@@ -206,16 +210,21 @@ class LocalCell:
                 self._train.warm(self._weights.params, shape)
         self._serve(weights)
 
-    def _serve(self, weights: Weights) -> None:
+    def _load(self, weights: Weights) -> None:
         self._weights = self._place(weights)
         self.loop.load(self._weights.params, self._weights.version)
+
+    def _serve(self, weights: Weights) -> None:
+        self._load(weights)
         self.loop.paused = False
         self._serving = True
 
     def _export(self) -> list[ParkedCall]:
+        with self._wake:  # from here on `submit` refuses, so that no call is left behind
+            self._serving = False
         parked = self.loop.export()
         self._finish_publication()  # nothing is live any more: a waiting one is done now
-        self._serving, self.loop.paused = False, True
+        self.loop.paused = True
         return parked
 
     def _join(self, weights: Weights) -> None:
@@ -255,6 +264,18 @@ class LocalCore(LocalCell):
 
     def apply(self, partials: list[Partial], micro_steps: int, denominator: int) -> Future[Update]:
         return self._command(functools.partial(self._apply, partials, micro_steps, denominator))
+
+    def snapshot(self) -> Future[Weights]:
+        """The newest trained weights."""
+        return self._command(lambda: self._trained)
+
+    def abstract_train_state(self) -> dict[str, Any]:
+        """Shapes, dtypes and shardings of `train_state`, to restore a checkpoint into."""
+        shapes = dense.abstract_params(self.engine.model)
+        params = jax.tree.map(
+            lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
+            shapes, self.engine.param_shardings)
+        return {"params": params, "opt_state": self._optimizer.abstract_state(params)}
 
     def train_state(self) -> Future[dict[str, Any]]:
         return self._command(lambda: {"params": self._trained.params, "opt_state": self._opt_state})

@@ -4,11 +4,11 @@ No jax, no clock, no threads: what a policy may know is in the view, what it wan
 """
 
 from gyre.elastic.policy.base import (
+    POLICIES,
     Action,
     CellView,
     ClusterView,
     Dispatch,
-    POLICIES,
     Policy,
     ToRollout,
     ToTrain,

@@ -5,7 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 from gyre.base.enums import CellRole
-from gyre.elastic.policy.base import POLICIES, Action, ClusterView, Dispatch, ToRollout, ToTrain
+from gyre.elastic.policy.base import (
+    POLICIES,
+    Action,
+    ClusterView,
+    Dispatch,
+    ToRollout,
+    ToTrain,
+)
 
 
 @POLICIES.register("colocate")

@@ -1,0 +1,26 @@
+"""Quickstart: SmolLM2-135M-Instruct learns shell jobs on a laptop CPU, elastically.
+
+Launch: python -m experiments.train --config=configs/quickstart.py --workdir=runs/quickstart
+"""
+
+import ml_collections
+
+from configs import base
+
+
+def get_config() -> ml_collections.ConfigDict:
+    c = base.get_config()
+    with c.unlocked():
+        c.steps = 16
+        c.groups_per_step = 6
+        c.group_size = 8
+        c.cells.count = 3
+        c.cells.executions = 32
+        c.generation.temperature = 0.7
+        c.generation.max_completion_tokens = 48
+        c.tasks.options.kinds = ("rm", "mv", "cp", "touch", "mkdir", "rmdir")
+        c.tasks.options.max_subgoals = 4
+        c.tasks.options.multi_fraction = 0.17
+        c.harness.options.context_budget_tokens = 180
+        c.optimizer.learning_rate = 5e-5
+    return c

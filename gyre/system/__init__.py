@@ -1,0 +1,1 @@
+"""The run: wires every layer; one loop for elastic, colocate and async."""
