@@ -128,7 +128,7 @@ class Decoder(nnx.Module):
         c = config
         self.embed = nnx.Param(
             jax.random.normal(rngs.params(), (c.vocab_size, c.d_model), jnp.float32) * 0.02)
-        self.blocks = nnx.vmap(lambda r: Block(c, r), in_axes=0)(rngs.fork(split=c.num_layers))
+        self.blocks = nnx.vmap(lambda r: Block(c, r), in_axes=0)(rngs.split(c.num_layers))
         self.final_norm = nnx.Param(jnp.ones((c.d_model,), jnp.float32))
         if not c.tie_embeddings:
             self.unembed = nnx.Param(

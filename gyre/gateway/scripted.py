@@ -1,0 +1,126 @@
+"""An engine endpoint whose answers are written in advance, for tests and dry runs. Needs no model.
+
+Its log-probs can be computed by hand: token i of a completion has `scripted_logprob(token, i)`.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from gyre.base.enums import FinishReason
+from gyre.base.errors import EngineError
+from gyre.base.protocols import CallRequest, EngineCall, TokenChunk
+
+Answer = Sequence[int] | Exception
+Script = Callable[[CallRequest], Answer]
+
+
+def scripted_logprob(token: int, index: int) -> float:
+    """The log-prob of a completion's `index`-th token: -(token % 7 + 1) / 8 - index / 1024."""
+    return -(token % 7 + 1) / 8 - index / 1024
+
+
+class ScriptedEndpoint:
+    """An `EngineEndpoint` that plays a script on threads of its own.
+
+    Args:
+      script: a function of the request, or an iterable of answers that is used up in call order.
+        An answer is the completion's ids, or an exception to emit. Ids are cut at max_tokens
+        (LENGTH) and behind the first stop id (STOP); ids that just end count as STOP.
+      name: the endpoint's name.
+      capacity: calls answered together; more are queued.
+      version: the weights' version that every token carries.
+      chunk_tokens: tokens per emitted chunk.
+      delay_s: pause before each chunk.
+    """
+
+    def __init__(self, script: Script | Iterable[Answer], *, name: str = "scripted",
+                 capacity: int = 8, version: int = 0, chunk_tokens: int = 1, delay_s: float = 0.0):
+        self.name = name
+        self.capacity = capacity
+        self.version = version
+        self.requests: list[CallRequest] = []  # in the order of submission
+        self.cancelled: list[str] = []
+        self._script = script if callable(script) else None
+        self._answers = iter(()) if callable(script) else iter(script)
+        self._chunk_tokens = chunk_tokens
+        self._delay_s = delay_s
+        self._lock = threading.Lock()
+        self._queue: collections.deque[tuple[EngineCall, Answer]] = collections.deque()
+        self._calls: dict[str, EngineCall] = {}
+        self._threads = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Calls running or queued here."""
+        with self._lock:
+            return len(self._calls)
+
+    def submit(self, call: EngineCall) -> None:
+        """Starts a call. Raises EngineError when the script has no more answers."""
+        with self._lock:
+            answer = self._next_answer(call.request)
+            self.requests.append(call.request)
+            self._calls[call.request.call_id] = call
+            self._queue.append((call, answer))
+            if self._threads < self.capacity:
+                self._threads += 1
+                threading.Thread(target=self._work, name=self.name, daemon=True).start()
+
+    def cancel(self, call_id: str) -> None:
+        """Stops a call before its next chunk. Unknown ids are ignored."""
+        with self._lock:
+            call = self._calls.get(call_id)
+            if call is not None:
+                call.cancelled = True
+                self.cancelled.append(call_id)
+
+    def _next_answer(self, request: CallRequest) -> Answer:
+        if self._script is not None:
+            return self._script(request)
+        try:
+            return next(self._answers)
+        except StopIteration:
+            raise EngineError(f"{self.name}: the script has no answer for call "
+                              f"{len(self.requests) + 1}; add one") from None
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._threads -= 1
+                    return
+                call, answer = self._queue.popleft()
+            last = self._play(call, answer)
+            with self._lock:
+                del self._calls[call.request.call_id]
+            call.emit(last)
+
+    def _play(self, call: EngineCall, answer: Answer) -> TokenChunk:
+        """Emits all chunks of a call but the last, which is returned."""
+        if isinstance(answer, Exception):
+            return TokenChunk((), (), (), error=answer)
+        sampling = call.request.sampling
+        ids = list(answer)
+        stop = next((i for i, t in enumerate(ids) if t in sampling.stop_ids), len(ids) - 1)
+        ids = ids[:stop + 1]
+        finish = FinishReason.STOP if len(ids) <= sampling.max_tokens else FinishReason.LENGTH
+        ids = ids[:sampling.max_tokens]
+        for start in range(0, len(ids), self._chunk_tokens):
+            if self._delay_s:
+                time.sleep(self._delay_s)
+            if call.cancelled:
+                return TokenChunk((), (), (), finish=FinishReason.CANCELLED)
+            part = tuple(ids[start:start + self._chunk_tokens])
+            logprobs = tuple(scripted_logprob(t, start + i) for i, t in enumerate(part))
+            versions = (self.version,) * len(part)
+            call.ids.extend(part)
+            call.logprobs.extend(logprobs)
+            call.versions.extend(versions)
+            if start + len(part) == len(ids):
+                return TokenChunk(part, logprobs, versions, finish=finish)
+            call.emit(TokenChunk(part, logprobs, versions))
+        return TokenChunk((), (), (), finish=finish)
