@@ -1,0 +1,1 @@
+"""Numerical operations over packed token trees. They know neither models nor algorithms."""

@@ -21,15 +21,15 @@ from gyre.elastic.policy import Policy, make_policy
 from gyre.generation.engine import EngineConfig
 from gyre.models import dense
 from gyre.models.chat import JinjaChat
-from gyre.models.tokenizer import ByteTokenizer, HubTokenizer
+from gyre.models.tokenizer import ByteTokenizer
 from gyre.models.weights import load_pretrained
 from gyre.rollout.graders.checks import grade
 from gyre.rollout.harnesses import HARNESSES
 from gyre.rollout.runner import Runner, RunnerLimits
-from gyre.rollout.sandboxes.local import LocalSandboxFactory
+from gyre.rollout.sandboxes.local import LocalSandboxes
 from gyre.rollout.tasks import TASKS
 from gyre.system.loop import LoopConfig
-from gyre.training.optimizer import Optimizer, OptimizerConfig
+from gyre.training.optimizer import Optimizer
 from gyre.training.step import TrainPrograms
 from gyre.trajectory.packing import pack
 
@@ -119,7 +119,7 @@ def check(config: ConfigDict) -> None:
                           "hold a whole path of generation.max_context_tokens="
                           f"{config.generation.max_context_tokens}")
     engine_config(config)
-    optimizer_config(config)
+    make_optimizer(config)
     parse_algorithm(config)
     make_task_source(config)
     make_harness(config)
@@ -133,11 +133,11 @@ def engine_config(config: ConfigDict) -> EngineConfig:
                         tuple(g.prefill_chunks_tokens))
 
 
-def optimizer_config(config: ConfigDict) -> OptimizerConfig:
-    """Settings of the core's optimizer."""
+def make_optimizer(config: ConfigDict) -> Optimizer:
+    """The core's optimizer, not yet placed."""
     o = config.optimizer
-    return OptimizerConfig(learning_rate=o.learning_rate, warmup_steps=o.warmup_steps, b1=o.b1,
-                           b2=o.b2, weight_decay=o.weight_decay, clip_norm=o.clip_norm)
+    return Optimizer(learning_rate=o.learning_rate, warmup_steps=o.warmup_steps, b1=o.b1, b2=o.b2,
+                     weight_decay=o.weight_decay, clip_norm=o.clip_norm)
 
 
 def make_harness(config: ConfigDict):
@@ -152,9 +152,9 @@ def runner_limits(config: ConfigDict) -> RunnerLimits:
                         concurrent_starts=r.concurrent_starts, grader_retries=r.grader_retries)
 
 
-def make_runner(config: ConfigDict, event) -> Runner:
+def make_runner(config: ConfigDict, sandboxes: LocalSandboxes, event) -> Runner:
     """Runs executions of the configured harness."""
-    return Runner(make_harness(config), LocalSandboxFactory(), grade, runner_limits(config), event)
+    return Runner(make_harness(config), sandboxes, grade, runner_limits(config), event)
 
 
 def device_count(config: ConfigDict) -> int:
@@ -175,7 +175,7 @@ def make_model(config: ConfigDict) -> PolicyModel:
     """Loads the pretrained checkpoint, or draws a random byte-level model ("random")."""
     if config.model.name != "random":
         loaded = load_pretrained(config.model.name)
-        return PolicyModel(loaded.config, loaded.params, JinjaChat(HubTokenizer(loaded.tokenizer)))
+        return PolicyModel(loaded.config, loaded.params, JinjaChat(loaded.tokenizer))
     tokenizer = ByteTokenizer()
     m = config.model
     shape = dense.ModelConfig(
@@ -196,11 +196,11 @@ def make_cells(config: ConfigDict, model: dense.ModelConfig, algorithm: Algorith
     """All cells, the core first. Their programs compile when they start."""
     c = config.cells
     meshes = cell_meshes(c.count, tuple(c.shape))
-    programs = TrainPrograms(model, algorithm, temperature=config.generation.temperature,
-                             remat=None if config.optimizer.remat == "none" else config.optimizer.remat)
+    programs = TrainPrograms(model, algorithm.loss, config.generation.temperature,
+                             config.optimizer.remat)
     shapes = [(n, r) for n in config.trajectory.n_buckets for r in config.trajectory.r_buckets]
     common = (model, engine_config(config), programs, shapes,
               config.generation.prefix_cache_mb * 2**20)
-    core = LocalCore(0, meshes[0], *common, optimizer=Optimizer(optimizer_config(config)))
+    core = LocalCore(0, meshes[0], *common, optimizer=make_optimizer(config))
     return [core] + [LocalCell(i, meshes[i], *common, standalone=i >= c.count - c.standalone)
                      for i in range(1, c.count)]

@@ -26,6 +26,7 @@ from gyre.elastic.cells import Weights
 from gyre.elastic.mesh_manager import MeshManager
 from gyre.gateway.router import Router
 from gyre.gateway.server import Gateway
+from gyre.rollout.sandboxes.local import LocalSandboxes
 from gyre.system import build
 from gyre.system.loop import GroupState, StepResult, TrainingLoop
 from gyre.system.meter import Meter
@@ -99,8 +100,11 @@ class Run:
                 process_group, algorithm=algorithm, j_max=config.trajectory.j_max, seed=config.seed,
                 infra_failure=config.rollout.infra_failure),
             pack=build.make_pack(config), event=self.events.write, on_step=self._on_step)
+        sandboxes = LocalSandboxes()
+        stack.callback(sandboxes.close)
         self.rollouts = Rollouts(
-            gateway, build.make_runner(config, self.events.write), self.store, seed=config.seed,
+            gateway, build.make_runner(config, sandboxes, self.events.write), self.store,
+            seed=config.seed,
             group_size=config.group_size, temperature=config.generation.temperature,
             max_completion_tokens=config.generation.max_completion_tokens,
             concurrency=config.rollout.concurrency, event=self.events.write,

@@ -1,0 +1,1 @@
+"""What a run writes down: metrics, events, its folder, its report. No jax, no TensorFlow."""
