@@ -83,7 +83,7 @@ def get_config() -> ml_collections.ConfigDict:
     opt.b2 = 0.95
     opt.weight_decay = 0.0
     opt.clip_norm = 1.0
-    opt.remat = "full"  # full | none | a jax.checkpoint_policies name
+    opt.remat = "full"  # none | attention | full | a jax.checkpoint_policies name
 
     c.checkpoint = ml_collections.ConfigDict({"every_steps": 10, "keep": 2})
     # Held-out tasks, before the first and after the last step; 0 tasks: no evaluation.
