@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -192,13 +193,16 @@ class Task:
 
 
 class TaskSource(Protocol):
-    """An endless, seeded, random-access sequence of tasks: `task(i)` is pure."""
+    """An endless, seeded, random-access sequence of tasks, with their grader: `task(i)` is pure."""
 
     def task(self, index: int) -> Task:
         """The i-th training task."""
 
     def held_out(self) -> Sequence[Task]:
         """Tasks for evaluation that `task` never gives."""
+
+    def grade(self, task: Task, workspace: Path) -> Score:
+        """Scores what a harness left in its workspace. Called in worker threads."""
 
 
 @dataclasses.dataclass(frozen=True)

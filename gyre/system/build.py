@@ -23,7 +23,6 @@ from gyre.models import dense
 from gyre.models.chat import JinjaChat
 from gyre.models.tokenizer import ByteTokenizer
 from gyre.models.weights import load_pretrained
-from gyre.rollout.graders.checks import grade
 from gyre.rollout.harnesses import HARNESSES
 from gyre.rollout.runner import Runner, RunnerLimits
 from gyre.rollout.sandboxes.local import LocalSandboxes
@@ -152,9 +151,9 @@ def runner_limits(config: ConfigDict) -> RunnerLimits:
                         concurrent_starts=r.concurrent_starts, grader_retries=r.grader_retries)
 
 
-def make_runner(config: ConfigDict, sandboxes: LocalSandboxes, event) -> Runner:
+def make_runner(config: ConfigDict, tasks: TaskSource, sandboxes: LocalSandboxes, event) -> Runner:
     """Runs executions of the configured harness."""
-    return Runner(make_harness(config), sandboxes, grade, runner_limits(config), event)
+    return Runner(make_harness(config), sandboxes, tasks.grade, runner_limits(config), event)
 
 
 def device_count(config: ConfigDict) -> int:

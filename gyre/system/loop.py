@@ -248,7 +248,7 @@ class TrainingLoop:
             executions = [state.members[m] for m in sorted(state.members)]
             state.processed = self._process(group, executions)
             state.completed_order, self._completed = self._completed, self._completed + 1
-            self._store.finish_group(group, time.time())
+            self._store.finish_group(group, time.time(), state.processed.skipped)
             self._event("group_done", group=group, version=state.version,
                         scores=list(state.processed.scores), skipped=state.processed.skipped)
         self._log_waterlevel()
@@ -277,6 +277,8 @@ class TrainingLoop:
             self._taken.append(state)
 
     def _feed(self) -> None:
+        if self._burst_steps_left == 0:
+            return  # at a boundary the policy first says who goes on training
         for cell in self.manager.in_role(CellRole.TRAIN):
             if self._working.get(cell.index):
                 continue

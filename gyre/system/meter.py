@@ -73,14 +73,14 @@ class Meter:
 
     @staticmethod
     def _loss_metrics(result: StepResult) -> dict[str, float]:
-        """Sums over the step's rows, divided once by the executions in the baseline."""
+        """Loss: mean over the executions in the baseline. The others: mean over their tokens, each
+        execution with the same weight; NaN when nothing was trained."""
         sums = result.batch.metric_sums()
-        denominator = max(result.batch.denominator, 1)
-        weight = sums.get("weight_sum", 0.0)
-        per_token = ("entropy", "mismatch_kl", "clip_fraction")
-        return {"loss": sums.get("loss_sum", 0.0) / denominator,
-                **{name: sums[name + "_sum"] / weight if weight else 0.0 for name in per_token
-                   if weight == 0 or name + "_sum" in sums}}
+        weight = sums.get("w_sum", 0.0)
+        own = {name.removesuffix("_sum"): total / weight for name, total in sums.items()
+               if weight and name.endswith("_sum") and name not in ("loss_sum", "w_sum")}
+        return {"loss": sums.get("loss_sum", 0.0) / max(result.batch.denominator, 1),
+                "entropy": float("nan"), "mismatch_kl": float("nan"), **own}
 
     def progress(self, row: dict[str, Any], capacity: int) -> str:
         """One line for people."""

@@ -103,7 +103,7 @@ class Run:
         sandboxes = LocalSandboxes()
         stack.callback(sandboxes.close)
         self.rollouts = Rollouts(
-            gateway, build.make_runner(config, sandboxes, self.events.write), self.store,
+            gateway, build.make_runner(config, self.tasks, sandboxes, self.events.write), self.store,
             seed=config.seed,
             group_size=config.group_size, temperature=config.generation.temperature,
             max_completion_tokens=config.generation.max_completion_tokens,
@@ -169,8 +169,8 @@ class Run:
         core.start(self._weights, self._opt_state).result()
         del self._opt_state
         self._weights = core.snapshot().result()
-        for cell in others:
-            cell.start(self._weights).result()
+        for started in [cell.start(self._weights) for cell in others]:
+            started.result()
         for cell in self.cells:
             cell.fault.add_done_callback(lambda f: self.loop.raise_error(f.exception()))
 

@@ -161,7 +161,8 @@ class PlacedOptimizer:
             grads = jax.tree.map(lambda g: g / denominator.astype(g.dtype), grad_sum)
             rate = settings.rate(_updates_done(opt_state))
             updates, opt_state = transform.update(grads, opt_state, params)
-            return (optax.apply_updates(params, updates), opt_state, optax.tree_utils.tree_norm(grads), rate)
+            norm = optax.tree_utils.tree_norm(grads)
+            return optax.apply_updates(params, updates), opt_state, norm, rate
 
         if self._shardings is None:
             return jax.jit(apply, donate_argnums=(1, 2))

@@ -15,7 +15,7 @@ from gyre.algorithms import Algorithm
 from gyre.base.protocols import ExecutionResult
 from gyre.training.streaming import TrainGroup
 from gyre.trajectory.outcomes import score_for_training
-from gyre.trajectory.packing import TrainExecution, packing_stats
+from gyre.trajectory.packing import TrainExecution, execution_weight, packing_stats
 from gyre.trajectory.record import CallRecord
 from gyre.trajectory.sampling import select_paths
 from gyre.trajectory.tree import TrajectoryTree
@@ -75,10 +75,11 @@ def process_group(group: int, executions: Sequence[FinishedExecution], algorithm
             continue
         rng = np.random.default_rng([seed, group, member])
         tree = select_paths(TrajectoryTree.from_records(execution.records), j_max, rng)
-        trained = int(np.count_nonzero(tree.train & (tree.parent >= 0)))
-        if trained:
+        weight = execution_weight(tree)
+        if weight:
             train.append(TrainExecution(execution.result.execution_id, group, tree,
-                                        float(advantages[member]), 1.0 / trained))
-    unique, linearized, tokens_trained = packing_stats(train) if train else (0, 0, 0)
-    return ProcessedGroup(TrainGroup(group, tuple(train), int(in_baseline.sum())), kept,
-                          "" if train else "no variance", unique, linearized, tokens_trained)
+                                        float(advantages[member]), weight))
+    stats = packing_stats(train)
+    return ProcessedGroup(
+        TrainGroup(group, tuple(train), int(in_baseline.sum())), kept, "" if train else "no variance",
+        stats.tokens_unique, stats.tokens_linearized, stats.tokens_trained)

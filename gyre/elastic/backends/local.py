@@ -228,6 +228,9 @@ class LocalCell:
         return parked
 
     def _join(self, weights: Weights) -> None:
+        if self._tree is not None and self._tree.nodes:
+            raise RuntimeError(f"{self.name} joins version {weights.version} but still holds the "
+                               f"gradients of micro-steps {self._tree.nodes}; take them first")
         self._weights = self._place(weights)
         self._tree = GradientTree(self._train.add)
 

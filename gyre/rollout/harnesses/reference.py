@@ -81,6 +81,7 @@ class Settings:
     max_retries = 8  # of one request, on 429, 5xx and connection errors
     retry_delay_s = 0.25  # first delay, doubled each time, at most 8 s
     request_timeout_s = 600.0  # silence on the connection
+    answer_file = ""  # text: every answer is appended to this file, for graders that read answers
     command_policy = 0  # 1: refuse commands that name paths outside (no kernel confinement)
 
     def __init__(self, environ):
@@ -341,6 +342,9 @@ def do_step(talk, text, step, settings):
     for turn in range(settings.retry_turns + 1):
         talk.add("user", text)
         answer, finish = talk.ask()
+        if settings.answer_file:
+            with open(settings.answer_file, "a", encoding="utf-8") as file:
+                file.write(answer["content"] + "\n")
         block = find_block(answer["content"], finish)
         code, output = TEXT_NO_BLOCK if block is None else run_command(block, settings)
         if code == 0 or turn == settings.retry_turns:

@@ -17,6 +17,7 @@ from typing import Any
 
 from gyre.base.errors import ConfigError
 from gyre.base.protocols import Task
+from gyre.rollout.graders import checks
 
 _WORDS = """
 acorn amber anchor apple apron arrow aspen badge bagel baker bamboo banana banjo barley barn basil
@@ -212,6 +213,8 @@ class ShellJobs:
         """Tasks with names that never occur in training."""
         return [self._make("test", index, self._held_out_words)
                 for index in range(self._n_held_out)]
+
+    grade = staticmethod(checks.grade)
 
     def _n_subgoals(self, rng: random.Random, index: int) -> int:
         round_, place = divmod(index, len(self.kinds))
