@@ -5,6 +5,7 @@ Resumes when the workdir holds a run of the same config. Any field of the config
 """
 
 import json
+import math
 import os
 import pathlib
 import sys
@@ -13,18 +14,24 @@ import time
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from gyre.base.errors import ConfigError, StalledError, WorkdirError
+from gyre.base.errors import GyreError
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The run's config file.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "The run's folder; created, or resumed.")
-flags.mark_flags_as_required(["config", "workdir"])
 
 
-def set_up_devices(cells: int, devices_per_cell: int) -> None:
-    """Splits the CPU into virtual devices. Must run before jax's first use of a backend."""
-    flag = f"--xla_force_host_platform_device_count={cells * devices_per_cell}"
+def set_up_devices(config) -> None:
+    """Splits the CPU into the virtual devices of the config's cells; caches compiled programs.
+
+    Must run before jax is imported. What the user has set stays.
+    """
+    devices = config.cells.count * math.prod(config.cells.shape)
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+        os.environ["XLA_FLAGS"] = (f"{os.environ.get('XLA_FLAGS', '')} "
+                                   f"--xla_force_host_platform_device_count={devices}").strip()
+    cache = pathlib.Path(os.environ.get("GYRE_CACHE", "~/.cache/gyre")).expanduser() / "jax"
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 
 
 def main(argv):
@@ -32,8 +39,7 @@ def main(argv):
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
     logging.set_verbosity(logging.WARNING)
     config, workdir = _CONFIG.value, pathlib.Path(_WORKDIR.value)
-    shape = tuple(config.cells.shape)
-    set_up_devices(config.cells.count, shape[0] * shape[1])
+    set_up_devices(config)
     from experiments import report  # after the flags are set: these import jax
     from gyre.system.run import Run
 
@@ -45,10 +51,11 @@ def main(argv):
     try:
         with Run(config, workdir, say) as run:
             finished = run.run()
-    except (ConfigError, WorkdirError, StalledError) as error:
+            decode = run.codec.decode
+    except GyreError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
-    path = report.write(workdir)
+    path = report.write(workdir, decode)
     if not finished:
         print(f"stopped; the same command resumes. Report so far: {path}")
         return 130
@@ -76,4 +83,5 @@ def _mean(rows):
 
 
 if __name__ == "__main__":
+    flags.mark_flags_as_required(["config", "workdir"])
     app.run(main)

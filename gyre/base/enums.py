@@ -3,7 +3,7 @@
 import enum
 
 
-class Outcome(str, enum.Enum):
+class Outcome(enum.StrEnum):
     """How an execution ended. Exactly one per execution (paper: partial scoring).
 
     The three predicates state the training consequence and are the only place that does.
@@ -25,7 +25,7 @@ class Outcome(str, enum.Enum):
         return self.is_graded
 
 
-class AgentRole(str, enum.Enum):
+class AgentRole(enum.StrEnum):
     """Who made a call inside an execution. Declaration order is the sampling priority."""
 
     MAIN = "main"
@@ -34,7 +34,7 @@ class AgentRole(str, enum.Enum):
     SUB_AGENT_SUMMARY = "sub_agent_summary"
 
 
-class CellRole(str, enum.Enum):
+class CellRole(enum.StrEnum):
     """What a cell does now: one of two roles, or a transfer between them."""
 
     ROLLOUT = "rollout"
@@ -43,7 +43,7 @@ class CellRole(str, enum.Enum):
     TO_ROLLOUT = "to_rollout"
 
 
-class FinishReason(str, enum.Enum):
+class FinishReason(enum.StrEnum):
     """Why the engine stopped a call. The engine's word is final; nobody infers it from tokens."""
 
     STOP = "stop"  # a stop id was sampled (it is the last completion id)
@@ -51,7 +51,7 @@ class FinishReason(str, enum.Enum):
     CANCELLED = "cancelled"  # the client went away
 
 
-class ScoreStatus(str, enum.Enum):
+class ScoreStatus(enum.StrEnum):
     """Whether a score is a measurement. A failed grader has a status, never a 0."""
 
     OK = "ok"

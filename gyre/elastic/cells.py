@@ -61,8 +61,8 @@ class Cell(Protocol):
     def train_busy_s(self) -> float:
         """Seconds spent in micro-steps since the start."""
 
-    def start(self, weights: Weights) -> Future[None]:
-        """Places the weights, compiles every program, begins to serve."""
+    def start(self, weights: Weights, train: bool = True) -> Future[None]:
+        """Places the weights, compiles every program (training's if `train`), begins to serve."""
 
     def submit(self, call: EngineCall) -> None: ...
 

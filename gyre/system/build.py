@@ -22,7 +22,7 @@ from gyre.generation.engine import EngineConfig
 from gyre.models import dense
 from gyre.models.chat import JinjaChat
 from gyre.models.tokenizer import ByteTokenizer
-from gyre.models.weights import load_pretrained
+from gyre.models.weights import load_pretrained, load_tokenizer
 from gyre.rollout.harnesses import HARNESSES
 from gyre.rollout.runner import Runner, RunnerLimits
 from gyre.rollout.sandboxes.local import LocalSandboxes
@@ -30,10 +30,8 @@ from gyre.rollout.tasks import TASKS
 from gyre.system.loop import LoopConfig
 from gyre.training.optimizer import Optimizer
 from gyre.training.step import TrainPrograms
+from gyre.trajectory.agent_roles import RoleRules
 from gyre.trajectory.packing import pack
-
-SUMMARY_START = "Summarize the conversation so far"
-SUB_AGENT_START = "You are a sub-agent"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +52,11 @@ def make_scheduler(config: ConfigDict) -> Policies:
     if phi < 0:
         raise ConfigError(f"schedulers.{config.scheduler}.phi must not be negative, got {phi}")
     return Policies(make_policy(config.scheduler, **options), phi)
+
+
+def role_rules() -> RoleRules:
+    """How the reference harness words summaries and sub-agents."""
+    return RoleRules(("Summarize the conversation so far",), ("You are a sub-agent",))
 
 
 def make_task_source(config: ConfigDict) -> TaskSource:
@@ -168,6 +171,13 @@ class PolicyModel:
     config: dense.ModelConfig
     params: Any
     codec: JinjaChat
+
+
+def make_codec(config: ConfigDict) -> JinjaChat:
+    """Conversation <-> ids of the policy, without its weights."""
+    if config.model.name != "random":
+        return JinjaChat(load_tokenizer(config.model.name))
+    return JinjaChat(ByteTokenizer())
 
 
 def make_model(config: ConfigDict) -> PolicyModel:

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from gyre.base.errors import WorkdirError
 from gyre.base.protocols import ExecutionResult
 from gyre.checkpointing.manager import CheckpointManager
 from gyre.elastic.cells import Weights
@@ -35,7 +36,6 @@ from gyre.telemetry.events import EventLog
 from gyre.telemetry.metrics import MetricWriter
 from gyre.telemetry.run_folder import RunFolder
 from gyre.training.processor import FinishedExecution, process_group
-from gyre.trajectory.agent_roles import RoleRules
 from gyre.trajectory.store import Store
 
 _log = logging.getLogger(__name__)
@@ -81,16 +81,17 @@ class Run:
         self.checkpoints = CheckpointManager(self.folder.checkpoints_path, config.checkpoint.keep)
         stack.callback(self.checkpoints.close)
         self._say(f"loading {config.model.name}")
-        self.model = build.make_model(config)
+        model = build.make_model(config)
+        self.codec, self._initial_params = model.codec, model.params
         algorithm = build.parse_algorithm(config)
         self.tasks = build.make_task_source(config)
         scheduler = build.make_scheduler(config)
-        self.cells = build.make_cells(config, self.model.config, algorithm)
+        self.cells = build.make_cells(config, model.config, algorithm)
         for cell in self.cells:
             stack.callback(cell.close)
         router = Router()
-        gateway = Gateway(self.model.codec, router, model_name="policy",
-                          role_rules=RoleRules((build.SUMMARY_START,), (build.SUB_AGENT_START,)),
+        gateway = Gateway(model.codec, router, model_name="policy",
+                          role_rules=build.role_rules(),
                           max_context_tokens=config.generation.max_context_tokens,
                           on_event=self.events.write)
         self.loop = TrainingLoop(
@@ -146,6 +147,27 @@ class Run:
             self._checkpoint(self.loop.step)
         return finished
 
+    def evaluate(self, step: int | None = None) -> dict[str, Any]:
+        """Evaluates a checkpoint on the held-out tasks; trains nothing, changes no trajectory.
+
+        Args:
+          step: of a checkpoint; 0 is the policy before training; None takes the newest.
+
+        Raises:
+          WorkdirError: no such checkpoint.
+        """
+        known = self.checkpoints.all_steps()
+        if step is None:
+            step = known[-1] if known else 0
+        if step and step not in known:
+            raise WorkdirError(f"{self.folder.path} has no checkpoint of step {step}; it has {known}")
+        self._load(step or None)
+        self._start_cells(train=False)
+        self.rollouts.start()
+        self.manager.start()
+        self.loop.attach(self.manager, self._weights)
+        return self._evaluate(step)
+
     @contextlib.contextmanager
     def _interruptible(self):
         """Ctrl-C and SIGTERM end the loop after the event in hand; a second one kills."""
@@ -164,12 +186,12 @@ class Run:
     def _raise(self, error: BaseException) -> None:
         raise error
 
-    def _start_cells(self) -> None:
+    def _start_cells(self, train: bool = True) -> None:
         core, *others = self.cells
-        core.start(self._weights, self._opt_state).result()
-        del self._opt_state
+        core.start(self._weights, train, self._opt_state).result()
+        del self._opt_state, self._initial_params
         self._weights = core.snapshot().result()
-        for started in [cell.start(self._weights) for cell in others]:
+        for started in [cell.start(self._weights, train) for cell in others]:
             started.result()
         for cell in self.cells:
             cell.fault.add_done_callback(lambda f: self.loop.raise_error(f.exception()))
@@ -178,18 +200,22 @@ class Run:
 
     def _restore(self) -> int:
         """Reads the newest checkpoint, if any, and makes the store agree with it. Returns its step."""
-        step = self.checkpoints.latest_step()
-        if step is None:
-            self._weights, self._opt_state = Weights(0, self.model.params), None
-            step = 0
-        else:
-            core = self.cells[0]
-            state, _ = self.checkpoints.restore(step, core.abstract_train_state())
-            self._weights, self._opt_state = Weights(step, state["params"]), state["opt_state"]
+        latest = self.checkpoints.latest_step()
+        self._load(latest)
+        step = latest or 0
+        if latest is not None:
             self._say(f"resuming after step {step}")
         self.folder.truncate_after(step)
         self._resume_groups(step)
         return step
+
+    def _load(self, step: int | None) -> None:
+        """Weights and optimizer state of a checkpoint, or of the untrained policy (None)."""
+        if step is None:
+            self._weights, self._opt_state = Weights(0, self._initial_params), None
+            return
+        state, _ = self.checkpoints.restore(step, self.cells[0].abstract_train_state())
+        self._weights, self._opt_state = Weights(step, state["params"]), state["opt_state"]
 
     def _resume_groups(self, step: int) -> None:
         """Finished groups are trained as they are; interrupted ones, and those that were started by
@@ -221,11 +247,11 @@ class Run:
         self.checkpoints.save(step, state, {"step": step, "time_s": time.time()})
         self.events.write("checkpoint", step=step)
 
-    def _evaluate(self, step: int) -> None:
+    def _evaluate(self, step: int) -> dict[str, Any]:
         """Runs the held-out tasks once each and appends to eval.jsonl."""
         tasks = self.tasks.held_out()[:self.config.evaluation.tasks]
         if not tasks:
-            return
+            return {}
         began = time.monotonic()
         results = self.rollouts.evaluate(
             tasks, f"{step}-{int(time.time())}", self.config.evaluation.temperature).result()
@@ -236,6 +262,7 @@ class Run:
                           passed=round(row["pass_rate"] * row["n"]), n=row["n"])
         self._say(f"held-out tasks at step {step}: mean score {row['mean_score']:.3f}, "
                   f"passed {row['pass_rate']:.0%} of {row['n']}")
+        return row
 
 
 def evaluation_row(step: int, version: int, results: Sequence[ExecutionResult],

@@ -202,12 +202,12 @@ def _write_object(path: pathlib.Path, value: Mapping[str, Any]) -> None:
 def _check_same(path: pathlib.Path, old: Mapping[str, Any], new: Mapping[str, Any],
                 may_differ: Sequence[str]) -> None:
     before, now = _flat(old), _flat(new)
-    free = tuple(may_differ) + tuple(f"{name}." for name in may_differ)
+    groups = tuple(f"{name}." for name in may_differ)
     differing = [
         f"  {name}: {_shown(before, name)} in the folder, {_shown(now, name)} now"
         for name in sorted(before.keys() | now.keys())
         if before.get(name, _ABSENT) != now.get(name, _ABSENT)
-        and name not in free and not name.startswith(free[len(may_differ):] or ("\0",))]
+        and name not in may_differ and not name.startswith(groups)]
     if differing:
         raise WorkdirError(f"{path} holds a run of another config:\n" + "\n".join(differing) +
                            "\nuse the folder's values to resume, or another folder for a new run")

@@ -4,6 +4,7 @@ The driver calls the removed `jax.tree_map` and kills the process on any error, 
 own and the one-line shim.
 """
 
+# ruff: noqa: E402, I001 - the shim and the light import come first
 import asyncio
 import json
 import logging
@@ -12,13 +13,13 @@ import jax
 
 jax.tree_map = jax.tree.map  # the driver needs it; removed from jax long ago
 
-import numpy as np  # noqa: E402
+import numpy as np
 
-import gyre.generation.jetstream  # noqa: E402, F401 - first, so that no seqio is loaded
-from jetstream.core import orchestrator  # noqa: E402
-from jetstream.engine import tokenizer_api  # noqa: E402
+import gyre.generation.jetstream
+from jetstream.core import orchestrator
+from jetstream.engine import tokenizer_api
 
-from tests.generation import helpers as h  # noqa: E402
+from tests.generation import helpers as h
 
 logging.getLogger().setLevel(logging.WARNING)
 BOS = 1

@@ -104,8 +104,8 @@ class LocalCell:
     def adopt(self, parked: ParkedCall) -> Future[None]:
         return self._command(functools.partial(self.loop.adopt, parked))
 
-    def start(self, weights: Weights) -> Future[None]:
-        return self._command(functools.partial(self._start, weights))
+    def start(self, weights: Weights, train: bool = True) -> Future[None]:
+        return self._command(functools.partial(self._start, weights, train))
 
     def publish(self, weights: Weights) -> Future[None]:
         done: Future[None] = Future()
@@ -202,10 +202,10 @@ class LocalCell:
         jax.block_until_ready(params)
         return Weights(weights.version, params)
 
-    def _start(self, weights: Weights) -> None:
+    def _start(self, weights: Weights, train: bool) -> None:
         self._weights = self._place(weights)
         self.engine.warm(self._weights.params)
-        if not self.standalone:
+        if train and not self.standalone:
             for shape in self._micro_shapes:
                 self._train.warm(self._weights.params, shape)
         self._serve(weights)
@@ -256,13 +256,14 @@ class LocalCore(LocalCell):
         self._opt_state: Any = None
         self._trained: Weights | None = None
 
-    def start(self, weights: Weights, opt_state: Any = None) -> Future[None]:
+    def start(self, weights: Weights, train: bool = True, opt_state: Any = None) -> Future[None]:
         """As for any cell; `opt_state` continues a checkpoint."""
         def begin():
-            self._start(weights)
+            self._start(weights, train)
             self._trained = self._weights
-            self._opt_state = (self._optimizer.init(self._weights.params) if opt_state is None
-                               else opt_state)
+            if train:
+                self._opt_state = (self._optimizer.init(self._weights.params) if opt_state is None
+                                   else opt_state)
         return self._command(begin)
 
     def apply(self, partials: list[Partial], micro_steps: int, denominator: int) -> Future[Update]:
