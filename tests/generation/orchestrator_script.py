@@ -15,7 +15,7 @@ jax.tree_map = jax.tree.map  # the driver needs it; removed from jax long ago
 
 import numpy as np
 
-import gyre.generation.jetstream
+import gyre.generation.jetstream  # noqa: F401
 from jetstream.core import orchestrator
 from jetstream.engine import tokenizer_api
 
