@@ -74,6 +74,7 @@ def get_config() -> ml_collections.ConfigDict:
     trajectory.j_max = 5  # paths trained per execution
     trajectory.n_buckets = (512, 1024)  # tokens of a micro-step
     trajectory.r_buckets = (256, 512)  # trained tokens of a micro-step
+    trajectory.logits_chunk_rows = 512  # rows whose [rows, vocabulary] logits exist at a time
     trajectory.claim_block = 1  # micro-steps per claim
 
     c.optimizer = opt = ml_collections.ConfigDict()

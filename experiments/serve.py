@@ -29,7 +29,7 @@ def load_cell(config, checkpoint):
     from gyre.system import build
 
     model = build.make_model(config)
-    core, *others = build.make_cells(config, model.config, build.parse_algorithm(config))
+    core, *others = build.make_cells(config, model.config)
     for cell in others:
         cell.close()
     weights = Weights(0, model.params)

@@ -5,6 +5,8 @@ import importlib
 import pytest
 from ml_collections import ConfigDict
 
+from gyre.base.errors import ConfigError
+from gyre.system import build
 from tests.source_tree import ROOT
 
 NAMES = sorted(
@@ -51,3 +53,45 @@ def test_refuses_a_value_of_another_type(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_header_says_how_to_launch(name):
     assert "Launch:" in importlib.import_module(name).__doc__
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("scheduler", ["elastic", "colocate", "async"])
+def test_can_work_under_every_scheduler(name, scheduler):
+    config = load(name)
+    config.scheduler = scheduler
+    build.check(config)
+
+
+@pytest.mark.parametrize("field, value, message", [
+    ("steps", 0, "steps must be at least 1"),
+    ("group_size", 1, "at least 2"),
+    ("scheduler", "elastik", "unknown scheduler 'elastik'"),
+    ("schedulers.elastic.phi", -1.0, "must not be negative"),
+    ("cells.standalone", 3, "leaves no core cell"),
+    ("generation.kv_buckets_tokens", (64,), "must equal generation.max_context_tokens"),
+    ("generation.max_completion_tokens", 5000, "leaves no room for a prompt"),
+    ("generation.temperature", 0.0, "cannot be trained on"),
+    ("trajectory.n_buckets", (64,), "must hold a whole path"),
+    ("trajectory.j_max", 0, "j_max"),
+    ("algorithm.name", "grop", "unknown algorithm 'grop'"),
+    ("algorithm.options", "clip_low", "name=value"),
+    ("optimizer.learning_rate", 0.0, "must be positive"),
+    ("optimizer.remat", "ful", "unknown"),
+    ("tasks.name", "chess", "unknown task source"),
+    ("harness.name", "codes", "unknown harness"),
+    ("rollout.infra_failure", "ignore", "must be 'placeholder' or 'exclude'"),
+    ("rollout.concurrency", 0, "rollout.concurrency"),
+    ("checkpoint.every_steps", 0, "checkpoint.every_steps"),
+    ("trajectory.claim_block", 3, "power of two"),
+])
+def test_what_cannot_work_is_refused_with_what_to_change(field, value, message):
+    config = load("configs.base")
+    with config.unlocked():
+        group, _, leaf = field.rpartition(".")
+        target = config
+        for part in filter(None, group.split(".")):
+            target = target[part]
+        target[leaf] = value
+    with pytest.raises(ConfigError, match=message):
+        build.check(config)

@@ -120,9 +120,18 @@ def check(config: ConfigDict) -> None:
         raise ConfigError(f"the largest of trajectory.n_buckets {config.trajectory.n_buckets} must "
                           "hold a whole path of generation.max_context_tokens="
                           f"{config.generation.max_context_tokens}")
+    for group, name in (("rollout", "concurrency"), ("trajectory", "j_max"),
+                        ("trajectory", "logits_chunk_rows"), ("trajectory", "claim_block"),
+                        ("checkpoint", "every_steps"), ("checkpoint", "keep"),
+                        ("generation", "prefix_cache_mb"), ("cells", "executions")):
+        if config[group][name] < 1:
+            raise ConfigError(f"{group}.{name} must be at least 1, got {config[group][name]}")
+    if config.trajectory.claim_block & (config.trajectory.claim_block - 1):
+        raise ConfigError("trajectory.claim_block must be a power of two, so that a claim is a subtree "
+                          f"of the gradient sum; got {config.trajectory.claim_block}")
     engine_config(config)
     make_optimizer(config)
-    parse_algorithm(config)
+    train_programs(config, None)
     make_task_source(config)
     make_harness(config)
     runner_limits(config)
@@ -201,12 +210,17 @@ def make_pack(config: ConfigDict):
     return functools.partial(pack, n_buckets=tuple(t.n_buckets), r_buckets=tuple(t.r_buckets))
 
 
-def make_cells(config: ConfigDict, model: dense.ModelConfig, algorithm: Algorithm) -> list[LocalCell]:
+def train_programs(config: ConfigDict, model: dense.ModelConfig | None) -> TrainPrograms:
+    """The micro-step of this run, before its devices are known."""
+    return TrainPrograms(model, parse_algorithm(config).loss, config.generation.temperature,
+                         config.optimizer.remat, config.trajectory.logits_chunk_rows)
+
+
+def make_cells(config: ConfigDict, model: dense.ModelConfig) -> list[LocalCell]:
     """All cells, the core first. Their programs compile when they start."""
     c = config.cells
     meshes = cell_meshes(c.count, tuple(c.shape))
-    programs = TrainPrograms(model, algorithm.loss, config.generation.temperature,
-                             config.optimizer.remat)
+    programs = train_programs(config, model)
     shapes = [(n, r) for n in config.trajectory.n_buckets for r in config.trajectory.r_buckets]
     common = (model, engine_config(config), programs, shapes,
               config.generation.prefix_cache_mb * 2**20)

@@ -86,7 +86,7 @@ class Run:
         algorithm = build.parse_algorithm(config)
         self.tasks = build.make_task_source(config)
         scheduler = build.make_scheduler(config)
-        self.cells = build.make_cells(config, model.config, algorithm)
+        self.cells = build.make_cells(config, model.config)
         for cell in self.cells:
             stack.callback(cell.close)
         router = Router()

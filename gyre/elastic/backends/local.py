@@ -287,15 +287,11 @@ class LocalCore(LocalCell):
     def _apply(self, partials: list[Partial], micro_steps: int, denominator: int) -> Update:
         tree, self._tree = self._tree or GradientTree(self._train.add), None
         for partial in partials:
-            tree.merge(self._gather(partial))
+            for key, grads in partial.roots:  # one at a time, so that each is freed early
+                tree.merge([(key, jax.device_put(grads, self.engine.param_shardings))])
         total = tree.finish(micro_steps) if micro_steps else None
         params, self._opt_state, grad_norm, rate = self._optimizer.apply(
             self._trained.params, self._opt_state, total, denominator)
         self._trained = Weights(self._trained.version + 1, params)
         jax.block_until_ready(params)
         return Update(self._trained, float(grad_norm), float(rate))
-
-    def _gather(self, partial: Partial) -> list[tuple[tuple[int, int], Any]]:
-        """A satellite's roots on the core's mesh."""
-        return [(key, jax.device_put(grads, self.engine.param_shardings))
-                for key, grads in partial.roots]
