@@ -25,7 +25,7 @@ def get_config() -> ml_collections.ConfigDict:
         c.generation.max_completion_tokens = 32
         c.tasks.options.kinds = ("rm", "mv", "cp", "touch", "mkdir", "rmdir")
         c.tasks.options.max_subgoals = 4
-        c.tasks.options.multi_fraction = 0.17
+        c.tasks.options.multi_fraction = 0.1
         c.tasks.options.held_out = 24
         c.harness.options.max_completion_tokens = 32
         c.harness.options.context_budget_tokens = 140
