@@ -20,7 +20,7 @@ def get_config() -> ml_collections.ConfigDict:
         c.generation.max_context_tokens = 320
         c.generation.kv_buckets_tokens = (320,)
         c.generation.prefill_chunks_tokens = (32,)
-        c.generation.prefix_cache_mb = 192
+        c.generation.prefix_cache_mb = 128
         c.generation.temperature = 0.7
         c.generation.max_completion_tokens = 32
         c.tasks.options.kinds = ("rm", "mv", "cp", "touch", "mkdir", "rmdir")

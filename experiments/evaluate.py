@@ -10,26 +10,21 @@ import sys
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from experiments.train import set_up_devices
+from experiments.devices import set_up_devices
 from gyre.base.errors import GyreError
-
-_CONFIG = config_flags.DEFINE_config_file("config", None, "The run's config file.", lock_config=True)
-_WORKDIR = flags.DEFINE_string("workdir", None, "The run's folder.")
-_STEP = flags.DEFINE_integer("step", None, "Step of the checkpoint; 0 is the policy before training; "
-                             "default: the newest.")
 
 
 def main(argv):
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
     logging.set_verbosity(logging.WARNING)
-    config = _CONFIG.value
+    config = flags.FLAGS.config
     set_up_devices(config)
     from gyre.system.run import Run  # imports jax, after the devices are set up
 
     try:
-        with Run(config, pathlib.Path(_WORKDIR.value)) as run:
-            row = run.evaluate(_STEP.value)
+        with Run(config, pathlib.Path(flags.FLAGS.workdir)) as run:
+            row = run.evaluate(flags.FLAGS.step)
     except GyreError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
@@ -41,5 +36,9 @@ def main(argv):
 
 
 if __name__ == "__main__":
+    config_flags.DEFINE_config_file("config", None, "The run's config file.", lock_config=True)
+    flags.DEFINE_string("workdir", None, "The run's folder.")
+    flags.DEFINE_integer("step", None, "Step of the checkpoint; 0 is the policy before training; default: "
+                         "the newest.")
     flags.mark_flags_as_required(["config", "workdir"])
     app.run(main)

@@ -13,13 +13,8 @@ import sys
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from experiments.train import set_up_devices
+from experiments.devices import set_up_devices
 from gyre.base.errors import GyreError, WorkdirError
-
-_CONFIG = config_flags.DEFINE_config_file("config", None, "What to serve.", lock_config=True)
-_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder of a run; its newest weights are served.")
-_PORT = flags.DEFINE_integer("port", 0, "Port on 127.0.0.1; 0 takes a free one.")
-_OUT = flags.DEFINE_string("out", None, "File for the recorded trajectory tree, as text.")
 
 
 def load_cell(config, checkpoint):
@@ -54,7 +49,7 @@ async def serve(config, cell, codec):
     router.add(cell)
     gateway = Gateway(codec, router, model_name="policy", role_rules=build.role_rules(),
                       max_context_tokens=config.generation.max_context_tokens, live_streaming=True)
-    url = await gateway.start(port=_PORT.value)
+    url = await gateway.start(port=flags.FLAGS.port)
     key = gateway.open_execution("serve", seed=config.seed, temperature=config.generation.temperature,
                                  max_completion_tokens=config.generation.max_completion_tokens)
     print(f"export OPENAI_BASE_URL={url}\nexport OPENAI_API_KEY={key}\n# model: policy; Ctrl-C ends",
@@ -72,14 +67,14 @@ def main(argv):
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
     logging.set_verbosity(logging.WARNING)
-    config = _CONFIG.value
+    config = flags.FLAGS.config
     set_up_devices(config)
     from gyre.system import build  # imports jax, after the devices are set up
     from gyre.trajectory.tree import TrajectoryTree, ascii
 
     try:
         build.check(config)
-        cell, codec, version = load_cell(config, _CHECKPOINT.value)
+        cell, codec, version = load_cell(config, flags.FLAGS.checkpoint)
     except GyreError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
@@ -87,12 +82,16 @@ def main(argv):
     records = asyncio.run(serve(config, cell, codec))
     cell.close()
     print(f"{len(records)} calls")
-    if _OUT.value:
+    if flags.FLAGS.out:
         text = ascii(TrajectoryTree.from_records(records), codec.decode)
-        pathlib.Path(_OUT.value).write_text(text + "\n")
+        pathlib.Path(flags.FLAGS.out).write_text(text + "\n")
     return 0
 
 
 if __name__ == "__main__":
+    config_flags.DEFINE_config_file("config", None, "What to serve.", lock_config=True)
+    flags.DEFINE_string("checkpoint", None, "Folder of a run; its newest weights are served.")
+    flags.DEFINE_integer("port", 0, "Port on 127.0.0.1; 0 takes a free one.")
+    flags.DEFINE_string("out", None, "File for the recorded trajectory tree, as text.")
     flags.mark_flags_as_required(["config"])
     app.run(main)

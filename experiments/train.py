@@ -5,8 +5,6 @@ Resumes when the workdir holds a run of the same config. Any field of the config
 """
 
 import json
-import math
-import os
 import pathlib
 import sys
 import time
@@ -14,31 +12,15 @@ import time
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from experiments.devices import set_up_devices
 from gyre.base.errors import GyreError
-
-_CONFIG = config_flags.DEFINE_config_file("config", None, "The run's config file.", lock_config=True)
-_WORKDIR = flags.DEFINE_string("workdir", None, "The run's folder; created, or resumed.")
-
-
-def set_up_devices(config) -> None:
-    """Splits the CPU into the virtual devices of the config's cells; caches compiled programs.
-
-    Must run before jax is imported. What the user has set stays.
-    """
-    devices = config.cells.count * math.prod(config.cells.shape)
-    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = (f"{os.environ.get('XLA_FLAGS', '')} "
-                                   f"--xla_force_host_platform_device_count={devices}").strip()
-    cache = pathlib.Path(os.environ.get("GYRE_CACHE", "~/.cache/gyre")).expanduser() / "jax"
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 
 
 def main(argv):
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
     logging.set_verbosity(logging.WARNING)
-    config, workdir = _CONFIG.value, pathlib.Path(_WORKDIR.value)
+    config, workdir = flags.FLAGS.config, pathlib.Path(flags.FLAGS.workdir)
     set_up_devices(config)
     from experiments import report  # after the flags are set: these import jax
     from gyre.system.run import Run
@@ -83,5 +65,7 @@ def _mean(rows):
 
 
 if __name__ == "__main__":
+    config_flags.DEFINE_config_file("config", None, "The run's config file.", lock_config=True)
+    flags.DEFINE_string("workdir", None, "The run's folder; created, or resumed.")
     flags.mark_flags_as_required(["config", "workdir"])
     app.run(main)
