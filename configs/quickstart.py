@@ -11,7 +11,7 @@ from configs import base
 def get_config() -> ml_collections.ConfigDict:
     c = base.get_config()
     with c.unlocked():
-        c.steps = 12
+        c.steps = 14
         c.groups_per_step = 6
         c.group_size = 8
         c.cells.count = 3
@@ -31,6 +31,7 @@ def get_config() -> ml_collections.ConfigDict:
         c.harness.options.context_budget_tokens = 140
         c.trajectory.n_buckets = (384,)
         c.trajectory.r_buckets = (256,)
+        c.trajectory.claim_block = 4  # few gradients are kept and shipped
         c.optimizer.learning_rate = 2e-5
         c.optimizer.warmup_steps = 3
         c.evaluation.tasks = 24
