@@ -154,7 +154,8 @@ class TrainingLoop:
         self._react()
         while self.step < self.config.steps and not self._stop:
             self._next_event()
-            self._react()
+            if self.step < self.config.steps:
+                self._react()
         return self.step >= self.config.steps
 
     def settle(self) -> None:
@@ -187,7 +188,7 @@ class TrainingLoop:
             self._feed()
             if self._applying:
                 return
-            if self._batch.finished and not self._settling and not self.view().in_transfer:
+            if self._may_finish_batch():
                 self._finish_batch()
                 return
             actions = self.manager.decide(self.view())
@@ -201,10 +202,18 @@ class TrainingLoop:
                 else:
                     self.manager.carry_out(action, self.weights)
 
+    def _may_finish_batch(self) -> bool:
+        """A batch without gradient is finished when it is complete; at a boundary it too waits for the
+        policy, or the burst would run past its end and nothing would be dispatched again."""
+        return (self._batch.finished and self._burst_steps_left > 0 and not self._settling
+                and not self.view().in_transfer)
+
     def view(self) -> ClusterView:
         """What the policy sees now."""
         c = self.config
         complete = sum(g.completed_order is not None for g in self._groups.values())
+        if self._burst_steps_left == 0:  # the batch in hand is the next one
+            complete += len(self._batch.groups)
         return ClusterView(
             time_s=round(time.monotonic() - self._began, 3), cells=self.manager.views(),
             dispatched=self.dispatched, finished=self.finished,

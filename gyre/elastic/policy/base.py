@@ -46,7 +46,8 @@ class ClusterView:
       finished: executions that have ended since the run began.
       supply_ready: training has something to claim now: a packed micro-step when streaming, a whole
         batch otherwise.
-      next_batch_ready: the batch after the current one is complete.
+      next_batch_ready: the next batch is complete: at a boundary the one that the next burst begins
+        with, within a burst the one after that in progress.
       burst_steps_left: optimizer steps before the next weight publication; 0 = at the boundary.
       groups_to_dispatch: groups that the boundary may dispatch, (phi + mu) B less those outstanding,
         and never more than the run still needs.
