@@ -11,7 +11,7 @@ from configs import base
 def get_config() -> ml_collections.ConfigDict:
     c = base.get_config()
     with c.unlocked():
-        c.steps = 14
+        c.steps = 16
         c.groups_per_step = 6
         c.group_size = 8
         c.cells.count = 3
