@@ -30,6 +30,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     c.model = model = ml_collections.ConfigDict()
     model.name = "smollm2-135m-instruct"  # a pretrained checkpoint, or "random" with the shape below
+    model.chat_template = "chatml"  # chatml | qwen2_5 | qwen3 | qwen3_coder | plain
     model.num_layers = 2
     model.d_model = 64
     model.num_heads = 4
@@ -45,6 +46,10 @@ def get_config() -> ml_collections.ConfigDict:
     gen.prefix_cache_mb = 256  # per cell
     gen.temperature = 1.0
     gen.max_completion_tokens = 64  # of one call; a harness may ask for less
+
+    c.gateway = gateway = ml_collections.ConfigDict()
+    # exact: sampled reasoning stays in later prompts; template: they are as the chat template shows them.
+    gateway.history = "exact"
 
     c.tasks = tasks = ml_collections.ConfigDict()
     tasks.name = "shell_jobs"

@@ -28,5 +28,9 @@ class EngineError(GyreError):
     """An engine could not serve a call."""
 
 
+class NoEngineError(EngineError):
+    """No engine took a call for a long time; another try would wait as long again."""
+
+
 class StalledError(GyreError):
     """No progress for a bounded time; the message lists the state of every cell."""

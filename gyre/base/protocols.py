@@ -7,6 +7,7 @@ layers provide them. The runner gets `Task`s from a `TaskSource`. None of these 
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,12 +45,20 @@ class SamplingParams:
 
 @dataclasses.dataclass(frozen=True)
 class CallRequest:
-    """One model call as the engine sees it. `prompt_ids` is i32[P], P >= 1."""
+    """One model call as the engine sees it.
+
+    Attributes:
+      call_id, execution_id: whose call it is.
+      prompt_ids: i32[P], P >= 1.
+      sampling: how it is sampled.
+      continues: the earlier call whose prompt and completion this prompt starts with, or "".
+    """
 
     call_id: str
     execution_id: str
     prompt_ids: np.ndarray
     sampling: SamplingParams
+    continues: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +131,8 @@ class Message:
       tool_calls: the assistant's calls, in order.
       tool_call_id: for role tool, the call that this answers.
       name: for role tool, the tool's name where the client gave it.
+      refs: the assistant's ids, signatures and encrypted contents as they came back; those that the
+        gateway made name the recorded turn. No part of a message's identity.
     """
 
     role: str
@@ -130,13 +141,15 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    refs: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class ParsedCompletion:
     """A completion's text as message parts. Tool calls have call_id "" until the gateway gives one.
 
-    A malformed tool call stays in `content` as sampled and sets `malformed`.
+    `malformed` says that a tool call was not written as the family writes them. One whose name can be
+    read is still in `tool_calls`, its arguments as they were sampled; else it stays in `content`.
     """
 
     content: str
@@ -145,29 +158,58 @@ class ParsedCompletion:
     malformed: bool = False
 
 
+Tools = Sequence[Mapping[str, Any]]  # OpenAI function tool objects
+Turns = Mapping[int, Sequence[int]]  # index of an assistant message -> its completion ids as sampled
+NO_TURNS: Turns = types.MappingProxyType({})
+
+
+class CompletionStream(Protocol):
+    """One completion on its way, as text that no continuation takes back."""
+
+    def push(self, ids: Sequence[int]) -> tuple[str, str]:
+        """Takes newly sampled ids. Returns what they add for sure to (reasoning, content).
+
+        All that `push` returned for a completion, joined, is a prefix of what `parse` gives for it.
+        """
+
+
 class ChatCodec(Protocol):
-    """Conversation <-> token ids of one model family. Stateless and thread-safe."""
+    """Conversation <-> token ids of one model family. Stateless and thread-safe.
+
+    Sampled turns are never encoded again: where `turns` has an assistant message's completion ids, they
+    stand in place of its body, from behind the generation prompt to the end-of-turn token.
+    """
 
     stop_ids: tuple[int, ...]
     vocab_size: int
 
-    def render_ids(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]],
-                   add_generation_prompt: bool) -> list[int]:
-        """Full render of a conversation. `tools` are OpenAI function tool objects."""
+    def render_ids(self, messages: Sequence[Message], tools: Tools, add_generation_prompt: bool,
+                   turns: Turns = NO_TURNS) -> list[int]:
+        """Full render of a conversation."""
 
-    def suffix_ids(self, history: Sequence[Message], new: Sequence[Message],
-                   tools: Sequence[Mapping[str, Any]], last_id: int) -> list[int]:
+    def suffix_ids(self, history: Sequence[Message], new: Sequence[Message], tools: Tools, last_id: int,
+                   turns: Turns = NO_TURNS) -> list[int]:
         """Ids that follow a recorded history whose last message is a sampled assistant turn.
 
         `last_id` is the recorded history's last token id: whether the turn's end marker was sampled
-        decides whether the suffix starts with it. Ends with the generation prompt.
+        decides whether the suffix starts with it. `turns` counts in `new`. Ends with the generation
+        prompt. The cost is that of `new`, however long the history is.
         """
+
+    def shown_as_sampled(self, messages: Sequence[Message], tools: Tools, turns: Turns) -> frozenset[int]:
+        """Those of `turns` whose body in a full render is the text of their ids, unchanged."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out. Incomplete UTF-8 at the end becomes U+FFFD."""
 
-    def parse(self, text: str) -> ParsedCompletion:
-        """Splits a completion into reasoning, content and tool calls."""
+    def parse(self, text: str, tools: Tools = ()) -> ParsedCompletion:
+        """Splits a completion into reasoning, content and tool calls.
+
+        `tools` give parameter types to formats that do not write them.
+        """
+
+    def stream(self) -> CompletionStream:
+        """A reader of one completion for live streaming."""
 
 
 # ------------------------------------------------------------------------ tasks and grades

@@ -1,5 +1,8 @@
 """Chooses an engine for each call.
 
+The engine that ran the call which a prompt continues has its keys and values; another call of the execution,
+or of another execution with the same beginning, may share a prefix.
+
 Invariant: a call is handed to exactly one endpoint. Endpoints come and go at any time and from any
 thread; a call that finds none waits. The router does not follow calls that move between endpoints.
 """
@@ -10,32 +13,35 @@ import asyncio
 import collections
 import hashlib
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 
-from gyre.base.errors import EngineError
-from gyre.base.protocols import EngineCall, EngineEndpoint
+from gyre.base.errors import EngineError, NoEngineError
+from gyre.base.protocols import CallRequest, EngineCall, EngineEndpoint
 
-_FIRST_BLOCK_TOKENS = 64  # prefixes of 64, 128, 256, ... tokens are remembered
+_BLOCKS_TOKENS = (64, 256, 1024, 4096)  # prefixes of these lengths are remembered
 _MAX_ATTEMPTS = 3
 
 
 class Router:
     """Prefix affinity first, load second.
 
-    A call goes where the longest known prefix of its prompt was last sent, unless that endpoint is
-    full while another has a free slot. Otherwise it goes to the endpoint with the least load for
-    its capacity; on a tie to the one that was added first.
+    A call goes where the call that it continues ran; else where its execution's last call went; else where
+    the longest known prefix of its prompt was last sent. If that endpoint is full while another has a free
+    slot, or nothing is known, it goes to the endpoint with the least load for its capacity; on a tie to the
+    one that was added first.
 
     Args:
-      remembered_prefixes: how many prefixes are kept, the least recently used go first.
+      remembered: how many calls, executions and prefixes are kept together; the least recently used go
+        first.
     """
 
-    def __init__(self, remembered_prefixes: int = 8192):
+    def __init__(self, remembered: int = 32768):
         self._lock = threading.Lock()
         self._endpoints: dict[str, EngineEndpoint] = {}
-        self._prefixes: collections.OrderedDict[bytes, str] = collections.OrderedDict()
-        self._remembered = remembered_prefixes
+        self._places: collections.OrderedDict[tuple[str, str | bytes], str] = collections.OrderedDict()
+        self._remembered = remembered
         self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self._sent: dict[str, EngineEndpoint] = {}
 
@@ -69,18 +75,19 @@ class Router:
         with self._lock:
             return tuple(self._endpoints)
 
-    def pick(self, prompt_ids: np.ndarray) -> EngineEndpoint | None:
-        """The endpoint for a prompt i32[P], remembered for its prefixes; None if there is none."""
-        keys = _prefix_keys(prompt_ids)
+    def pick(self, request: CallRequest) -> EngineEndpoint | None:
+        """The endpoint for a call, remembered for those that follow; None if there is none."""
+        prefixes = _prefix_keys(request.prompt_ids)
         with self._lock:
             if not self._endpoints:
                 return None
-            chosen = self._choose(keys)
-            for key in keys:
-                self._prefixes[key] = chosen.name
-                self._prefixes.move_to_end(key)
-            while len(self._prefixes) > self._remembered:
-                self._prefixes.popitem(last=False)
+            known = [("call", request.continues)] if request.continues else []
+            chosen = self._choose([*known, ("execution", request.execution_id), *reversed(prefixes)])
+            for key in (("call", request.call_id), ("execution", request.execution_id), *prefixes):
+                self._places[key] = chosen.name
+                self._places.move_to_end(key)
+            while len(self._places) > self._remembered:
+                self._places.popitem(last=False)
             return chosen
 
     def cancel(self, call: EngineCall) -> None:
@@ -106,13 +113,14 @@ class Router:
         """Hands a call to an endpoint; waits for one while there is none.
 
         Raises:
-          EngineError: none came within `timeout_s`, or several refused the call.
+          NoEngineError: none came within `timeout_s`.
+      EngineError: several refused the call.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._submit(call)
         except TimeoutError as e:
-            raise EngineError(
+            raise NoEngineError(
                 f"no engine took the call within {timeout_s:g} s; endpoints in service: "
                 f"{', '.join(self.endpoints) or 'none'}") from e
 
@@ -121,7 +129,7 @@ class Router:
     async def _submit(self, call: EngineCall) -> EngineEndpoint:
         attempt = 0
         while True:
-            endpoint = await self._wait_for_one(call.request.prompt_ids)
+            endpoint = await self._wait_for_one(call.request)
             with self._lock:
                 self._sent[call.request.call_id] = endpoint
             try:
@@ -134,8 +142,8 @@ class Router:
             else:
                 return endpoint
 
-    async def _wait_for_one(self, prompt_ids: np.ndarray) -> EngineEndpoint:
-        while (endpoint := self.pick(prompt_ids)) is None:
+    async def _wait_for_one(self, request: CallRequest) -> EngineEndpoint:
+        while (endpoint := self.pick(request)) is None:
             waiter = (asyncio.get_running_loop(), asyncio.Event())
             with self._lock:
                 self._waiters.add(waiter)
@@ -148,11 +156,12 @@ class Router:
                     self._waiters.discard(waiter)
         return endpoint
 
-    def _choose(self, keys: list[bytes]) -> EngineEndpoint:
+    def _choose(self, keys: Sequence[tuple[str, str | bytes]]) -> EngineEndpoint:
+        """The endpoint in service that the first known key names, if it has room; else the least loaded."""
         loads = {name: (e.in_flight, e.capacity) for name, e in self._endpoints.items()}
         someone_is_free = any(n < capacity for n, capacity in loads.values())
-        for key in reversed(keys):
-            name = self._prefixes.get(key)
+        for key in keys:
+            name = self._places.get(key)
             if name in loads:
                 n, capacity = loads[name]
                 if n < capacity or not someone_is_free:
@@ -162,16 +171,11 @@ class Router:
         return self._endpoints[least]
 
 
-def _prefix_keys(prompt_ids: np.ndarray) -> list[bytes]:
-    """Hashes of the prompt's first 64, 128, 256, ... tokens and of the whole, short ones first.
+def _prefix_keys(prompt_ids: np.ndarray) -> list[tuple[str, bytes]]:
+    """Keys for the prompt's first tokens, short prefixes first; a short prompt counts as a whole.
 
-    A prompt that grows turn by turn, and the prompts of one group, share all but their last ones.
+    The cost does not grow with the prompt.
     """
-    data = np.ascontiguousarray(prompt_ids, np.int32)
-    keys = []
-    size = _FIRST_BLOCK_TOKENS
-    while size < data.size:
-        keys.append(hashlib.blake2b(data[:size].tobytes(), digest_size=16).digest())
-        size *= 2
-    keys.append(hashlib.blake2b(data.tobytes(), digest_size=16).digest())
-    return keys
+    data = np.ascontiguousarray(prompt_ids[:_BLOCKS_TOKENS[-1]], np.int32)
+    sizes = [n for n in _BLOCKS_TOKENS if n <= data.size] or [data.size]
+    return [("prefix", hashlib.blake2b(data[:n].tobytes(), digest_size=16).digest()) for n in sizes]

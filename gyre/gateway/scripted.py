@@ -6,6 +6,7 @@ Its log-probs can be computed by hand: token i of a completion has `scripted_log
 from __future__ import annotations
 
 import collections
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,23 @@ from gyre.base.enums import FinishReason
 from gyre.base.errors import EngineError
 from gyre.base.protocols import CallRequest, EngineCall, TokenChunk
 
-Answer = Sequence[int] | Exception
+
+@dataclasses.dataclass(frozen=True)
+class ScriptedAnswer:
+    """A completion with a pace and an end of its own.
+
+    Attributes:
+      ids: as sampled.
+      delay_s: pause before each chunk; the endpoint's own when 0.
+      finish: how it ends; None for what the ids say.
+    """
+
+    ids: Sequence[int]
+    delay_s: float = 0.0
+    finish: FinishReason | None = None
+
+
+Answer = Sequence[int] | ScriptedAnswer | Exception
 Script = Callable[[CallRequest], Answer]
 
 
@@ -28,8 +45,8 @@ class ScriptedEndpoint:
 
     Args:
       script: a function of the request, or an iterable of answers that is used up in call order.
-        An answer is the completion's ids, or an exception to emit. Ids are cut at max_tokens
-        (LENGTH) and behind the first stop id (STOP); ids that just end count as STOP.
+        An answer is the completion's ids, a `ScriptedAnswer`, or an exception to emit. Ids are cut at
+        max_tokens (LENGTH) and behind the first stop id (STOP); ids that just end count as STOP.
       name: the endpoint's name.
       capacity: calls answered together; more are queued.
       version: the weights' version that every token carries.
@@ -44,6 +61,7 @@ class ScriptedEndpoint:
         self.version = version
         self.requests: list[CallRequest] = []  # in the order of submission
         self.cancelled: list[str] = []
+        self.sampled: dict[str, list[int]] = {}  # call -> the ids it has had so far
         self._script = script if callable(script) else None
         self._answers = iter(()) if callable(script) else iter(script)
         self._chunk_tokens = chunk_tokens
@@ -65,6 +83,7 @@ class ScriptedEndpoint:
             answer = self._next_answer(call.request)
             self.requests.append(call.request)
             self._calls[call.request.call_id] = call
+            self.sampled[call.request.call_id] = call.ids
             self._queue.append((call, answer))
             if self._threads < self.capacity:
                 self._threads += 1
@@ -103,15 +122,19 @@ class ScriptedEndpoint:
         """Emits all chunks of a call but the last, which is returned."""
         if isinstance(answer, Exception):
             return TokenChunk((), (), (), error=answer)
+        if not isinstance(answer, ScriptedAnswer):
+            answer = ScriptedAnswer(answer)
+        delay_s = answer.delay_s or self._delay_s
         sampling = call.request.sampling
-        ids = list(answer)
+        ids = list(answer.ids)
         stop = next((i for i, t in enumerate(ids) if t in sampling.stop_ids), len(ids) - 1)
         ids = ids[:stop + 1]
-        finish = FinishReason.STOP if len(ids) <= sampling.max_tokens else FinishReason.LENGTH
-        ids = ids[:sampling.max_tokens]
-        for start in range(0, len(ids), self._chunk_tokens):
-            if self._delay_s:
-                time.sleep(self._delay_s)
+        finish = answer.finish or FinishReason.STOP
+        if len(ids) > sampling.max_tokens:
+            ids, finish = ids[:sampling.max_tokens], FinishReason.LENGTH
+        for start in range(len(call.ids), len(ids), self._chunk_tokens):  # it may come from another engine
+            if delay_s:
+                time.sleep(delay_s)
             if call.cancelled:
                 return TokenChunk((), (), (), finish=FinishReason.CANCELLED)
             part = tuple(ids[start:start + self._chunk_tokens])

@@ -1,11 +1,12 @@
 """The calls of one execution as exact token ids: what a history continues, and what is new in it.
 
 Invariants:
-  * Ids are never re-encoded. A history is matched by message identity; what matches keeps its
-    recorded ids, what does not is rendered anew as a branch.
+  * Ids are never re-encoded. A history is matched by message identity against every earlier node; what
+    matches keeps its recorded ids, sampled turns elsewhere in it keep theirs, the rest is rendered anew.
   * Every call that reached the engine leaves one record, delivered or not; only the server says
     that an answer was delivered.
-  * Reasoning that a client does not send back is still in the recorded ids (history='exact').
+  * Reasoning that a client does not send back is still in the recorded ids (history='exact'), or is left
+    out where the chat template leaves it out, which makes a branch (history='template').
 
 Thread-safe; knows no http.
 """
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,10 +32,15 @@ from gyre.base.protocols import (
     ParsedCompletion,
     SamplingParams,
     TokenChunk,
-    ToolCall,
+    Tools,
 )
-from gyre.trajectory.agent_roles import RoleRules
+from gyre.gateway.conversations import Conversations, Node
+from gyre.gateway.history import Entry, KnownTurns, Turn
+from gyre.trajectory.agent_roles import RoleRules, Situation, spawned_by
 from gyre.trajectory.record import CallRecord, all_ids
+
+HISTORIES = ("exact", "template")
+_OPENING_MESSAGES = 8  # among which the task stands that a sub-agent was given
 
 
 @dataclasses.dataclass
@@ -44,19 +49,24 @@ class PendingCall:
 
     Attributes:
       request: what the engine gets.
-      messages, chain: the history and its identity, one hash per prefix.
+      node: where its history ends.
+      tools: that it offers.
       prefix_call, suffix_ids: how the prompt is made (see `CallRecord`).
+      as_text: see `Turn`.
       ids, logprobs, versions: what the engine has emitted so far.
+      first_token_s: when the first came, seconds since the epoch.
     """
 
     request: CallRequest
     agent_role: AgentRole
-    messages: tuple[Message, ...]
-    chain: list[bytes]
+    node: Node
+    tools: tuple[Mapping[str, Any], ...]
     prefix_call: str | None
     suffix_ids: np.ndarray
     started_s: float
     metadata: dict[str, Any]
+    as_text: frozenset[int] = frozenset()
+    first_token_s: float | None = None
     ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
     versions: list[int] = dataclasses.field(default_factory=list)
@@ -79,6 +89,25 @@ class SessionClosedError(GyreError):
         super().__init__(f"execution {execution_id!r} has ended; its key is no longer valid")
 
 
+class UnknownAnswerError(GyreError):
+    """A request follows an answer by an id that this execution never gave."""
+
+    def __init__(self, previous_id: str):
+        super().__init__(f"previous_response_id {previous_id!r} names no answer of this execution; send "
+                         "the whole history as input")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prompt:
+    """How a prompt is made, and which sampled turns it holds."""
+
+    prefix_call: str | None
+    suffix_ids: np.ndarray
+    ids: np.ndarray
+    held: tuple[Turn, ...]
+    as_text: frozenset[int]
+
+
 class Session:
     """All conversations of one execution.
 
@@ -90,15 +119,19 @@ class Session:
       temperature: of every call; the client has no say.
       max_completion_tokens: upper limit of one completion.
       max_context_tokens: of the model, prompt and completion together.
+      history: "exact" keeps sampled ids, reasoning included; "template" shows old turns as the chat
+        template does, at the cost of one whole render per call.
       clock: seconds since the epoch.
     """
 
     def __init__(self, execution_id: str, codec: ChatCodec, role_rules: RoleRules, *, seed: int,
                  temperature: float, max_completion_tokens: int, max_context_tokens: int,
-                 clock: Callable[[], float] = time.time):
+                 history: str = "exact", clock: Callable[[], float] = time.time):
         if max_completion_tokens < 1:
             raise ValueError(
                 f"max_completion_tokens must be at least 1, got {max_completion_tokens}")
+        if history not in HISTORIES:
+            raise ValueError(f"history must be one of {', '.join(HISTORIES)}; got {history!r}")
         SamplingParams(max_tokens=1, temperature=temperature)  # refuses a bad one now
         self.execution_id = execution_id
         self._codec = codec
@@ -107,60 +140,72 @@ class Session:
         self._temperature = temperature
         self._max_completion_tokens = max_completion_tokens
         self._max_context_tokens = max_context_tokens
+        self._history = history
         self._clock = clock
         self._lock = threading.RLock()
         self._records: dict[str, CallRecord] = {}
         self._running: dict[str, PendingCall] = {}
-        self._nodes: dict[bytes, list[str]] = {}  # identity of a history with its answer -> calls
-        self._last_request: dict[bytes, str] = {}  # identity of a request -> its latest call
-        self._raw_arguments: dict[str, ToolCall] = {}  # tool-call id -> the call as sampled
+        self._turns = KnownTurns()
+        self._answered: dict[str, tuple[Turn, Node]] = {}  # call -> its turn and where that stands
+        self._conversations = Conversations()
+        self._tools_seen = False
+        self._written: list[str] = []  # arguments of all sampled tool calls
+        self._asked_at: dict[str, Node] = {}  # call -> where its request ends
         self._n_calls = 0
         self.closed = False
 
     # ------------------------------------------------------------------ the life of a call
 
-    def open_call(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]],
-                  max_tokens: int | None = None,
-                  metadata: Mapping[str, Any] | None = None) -> PendingCall:
+    def open_call(self, messages: Sequence[Message], tools: Tools, max_tokens: int | None = None,
+                  metadata: Mapping[str, Any] | None = None, *, previous_id: str = "",
+                  headers: Mapping[str, str] | None = None) -> PendingCall:
         """Finds what the history continues and makes the engine's request.
 
         Args:
-          messages: the whole history as the client sent it.
+          messages: the whole history as the client sent it (what is new, after `previous_id`).
           tools: OpenAI function tool objects; part of the identity.
           max_tokens: the client's limit, or None.
           metadata: JSON values that go into the record.
+          previous_id: the answer that the messages follow.
+          headers: of the request, names in lower case; harnesses say in them who asks.
 
         Raises:
           ContextOverflowError: the prompt leaves no room for a token.
           SessionClosedError: the execution has ended.
+          UnknownAnswerError: `previous_id` is none of this execution's.
         """
-        messages = tuple(messages)
-        tools_hash = _digest("tools", json.dumps(list(tools), sort_keys=True))
+        tools = tuple(tools)
         with self._lock:
             if self.closed:
                 raise SessionClosedError(self.execution_id)
-            chain = _identity_chain(messages, tools_hash)
-            prefix_call, suffix, prompt = self._make_prompt(messages, tools, chain)
-            room = self._max_context_tokens - prompt.size
+            entries = self._entries(messages, previous_id)
+            node = self._conversations.insert(tools, entries)
+            prompt = self._make_prompt(node, entries, tools)
+            room = self._max_context_tokens - prompt.ids.size
             if room < 1:
-                raise ContextOverflowError(prompt.size, self._max_context_tokens)
-            ordinal = self._n_calls
+                raise ContextOverflowError(prompt.ids.size, self._max_context_tokens)
+            call_id, ordinal = new_request_id(), self._n_calls
             self._n_calls += 1
-            call_id = new_request_id()
-            request = CallRequest(call_id, self.execution_id, prompt, SamplingParams(
+            request = CallRequest(call_id, self.execution_id, prompt.ids, SamplingParams(
                 max_tokens=min(room, self._max_completion_tokens, max_tokens or room),
                 temperature=self._temperature, seed=call_seed(self._seed, ordinal),
-                stop_ids=tuple(self._codec.stop_ids)))
-            meta = {**(metadata or {}), "ordinal": ordinal, "n_messages": len(messages),
-                    "tools_hash": tools_hash.hex(), "request_hash": chain[-1].hex()}
-            earlier = self._last_request.get(chain[-1])
-            if earlier is not None and not self._is_delivered(earlier):
-                meta["retry_of"] = earlier
-            self._last_request[chain[-1]] = call_id
-            pending = PendingCall(request, self._role_rules.role(messages), messages, chain,
-                                  prefix_call, suffix, self._clock(), meta)
+                stop_ids=tuple(self._codec.stop_ids)), continues=prompt.prefix_call or "")
+            role = self._role(entries, tools, prompt, headers or {})
+            for turn in prompt.held:
+                turn.continued = True
+            pending = PendingCall(request, role, node, tools, prompt.prefix_call, prompt.suffix_ids,
+                                  self._clock(), self._metadata(metadata, ordinal, entries, node, prompt),
+                                  prompt.as_text)
+            node.asked.append(call_id)
             self._running[call_id] = pending
             return pending
+
+    def count_tokens(self, messages: Sequence[Message], tools: Tools, previous_id: str = "") -> int:
+        """Prompt tokens that a call with this history would have."""
+        with self._lock:
+            entries = self._entries(messages, previous_id)
+            node = self._conversations.insert(tuple(tools), entries)
+            return int(self._make_prompt(node, entries, tuple(tools)).ids.size)
 
     def answer(self, pending: PendingCall, finish: FinishReason) -> Message:
         """Records a finished call, not delivered yet, and returns its message.
@@ -170,16 +215,19 @@ class Session:
         Raises:
           SessionClosedError: the execution ended meanwhile; the call is recorded as abandoned.
         """
-        parsed = self._codec.parse(self._codec.decode(pending.ids))
+        parsed = self._codec.parse(self._codec.decode(pending.ids), pending.tools)
         message = _with_call_ids(parsed)
         with self._lock:
             if self.closed:
                 raise SessionClosedError(self.execution_id)
             self._record(pending, finish, malformed=parsed.malformed)
-            for call in message.tool_calls:
-                self._raw_arguments[call.call_id] = call
-            node = _extend(pending.chain[-1], message)
-            self._nodes.setdefault(node, []).append(pending.call_id)
+            turn = Turn(pending.call_id, message, np.asarray(pending.ids, np.int32), pending.agent_role,
+                        pending.as_text)
+            self._turns.add(turn)
+            self._written += [c.arguments for c in message.tool_calls]
+            node = pending.node.extend(Entry(turn.identity, message))
+            node.turns.append(turn)
+            self._answered[pending.call_id] = (turn, node)
         return message
 
     def delivered(self, pending: PendingCall) -> CallRecord:
@@ -188,6 +236,7 @@ class Session:
             record = dataclasses.replace(self._records[pending.call_id], delivered=True,
                                          finished_s=self._clock())
             self._records[pending.call_id] = record
+            self._answered[pending.call_id][0].delivered = True
             return record
 
     def abandon(self, pending: PendingCall, **why: Any) -> CallRecord:
@@ -211,58 +260,128 @@ class Session:
     def records(self) -> list[CallRecord]:
         """Records of the calls that have ended, in call order.
 
-        An undelivered call that was asked again has `replaced_by` in its metadata.
+        Of several calls with one history the client goes on with one, or at least keeps the last that it
+        got: the others have `replaced_by` in their metadata and are not trainable.
         """
         with self._lock:
             ordered = sorted(self._records.values(), key=lambda r: r.metadata["ordinal"])
-        asked_again: dict[str, str] = {}  # request identity -> next call with it
-        out = []
-        for record in reversed(ordered):
-            request = record.metadata["request_hash"]
-            if not record.delivered and request in asked_again:
-                record = dataclasses.replace(
-                    record, metadata={**record.metadata, "replaced_by": asked_again[request]})
-            asked_again[request] = record.call_id
-            out.append(record)
-        return out[::-1]
+            return [self._replaced(r) for r in ordered]
 
-    # ------------------------------------------------------------------ internals
+    # ------------------------------------------------------------------ prompts
 
-    def _make_prompt(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]],
-                     chain: list[bytes]) -> tuple[str | None, np.ndarray, np.ndarray]:
-        """(prefix_call, suffix i32[S], prompt i32[P]) of a history."""
-        faithful = [self._with_sampled_arguments(m) for m in messages]
-        for n in range(len(messages), 0, -1):
-            call_ids = self._nodes.get(chain[n])
-            if messages[n - 1].role != "assistant" or not call_ids:
-                continue
-            # Of calls with the same text the client has seen the delivered one, the latest of them.
-            delivered = [c for c in call_ids if self._is_delivered(c)]
-            prefix_call = (delivered or call_ids)[-1]
-            known = all_ids(self._records[prefix_call], self._records)
-            suffix = np.asarray(self._codec.suffix_ids(
-                faithful[:n], faithful[n:], tools, int(known[-1])), np.int32)
-            return prefix_call, suffix, np.concatenate([known, suffix])
-        whole = np.asarray(self._codec.render_ids(faithful, tools, True), np.int32)
-        return None, whole, whole
+    def _entries(self, messages: Sequence[Message], previous_id: str) -> list[Entry]:
+        if not previous_id:
+            return self._turns.canonical(messages)
+        turn = self._turns.find(previous_id)
+        if turn is None:
+            raise UnknownAnswerError(previous_id)
+        node = self._answered[turn.call_id][1]
+        before = [n.shown for n in node.path()]
+        return self._turns.canonical([*before, *messages])
 
-    def _with_sampled_arguments(self, message: Message) -> Message:
-        """The message with tool calls as they were sampled, where the client's have their value."""
-        if not message.tool_calls:
-            return message
-        calls = []
-        for call in message.tool_calls:
-            sampled = self._raw_arguments.get(call.call_id)
-            same = sampled is not None and _call_identity(sampled) == _call_identity(call)
-            calls.append(sampled if same else call)
-        return dataclasses.replace(message, tool_calls=tuple(calls))
+    def _make_prompt(self, node: Node, entries: list[Entry], tools: Tools) -> _Prompt:
+        path = node.path()
+        shown = [e.shown for e in entries]
+        as_text: frozenset[int] = frozenset()
+        if self._history == "template":
+            turns = {i: self._turn_at(path, entries, i) for i in range(len(path))}
+            sampled = {i: t.ids for i, t in turns.items() if t is not None}
+            as_text = frozenset(sampled) - self._codec.shown_as_sampled(shown, tools, sampled)
+        for n in range(len(path), 0, -1):
+            turn = self._continued_turn(path[n - 1], entries[n - 1], as_text, n - 1)
+            if turn is not None:
+                known = all_ids(self._records[turn.call_id], self._records)
+                spliced = self._elsewhere(entries, n, as_text)
+                suffix = np.asarray(self._codec.suffix_ids(
+                    shown[:n], shown[n:], tools, int(known[-1]),
+                    {i - n: t.ids for i, t in spliced.items()}), np.int32)
+                held = (*self._chain(turn), *spliced.values())
+                return _Prompt(turn.call_id, suffix, np.concatenate([known, suffix]), held, as_text)
+        spliced = self._elsewhere(entries, 0, as_text)
+        whole = np.asarray(self._codec.render_ids(
+            shown, tools, True, {i: t.ids for i, t in spliced.items()}), np.int32)
+        return _Prompt(None, whole, whole, tuple(spliced.values()), as_text)
 
-    def _is_delivered(self, call_id: str) -> bool:
-        record = self._records.get(call_id)
-        return record is not None and record.delivered
+    def _continued_turn(self, node: Node, entry: Entry, as_text: frozenset[int], at: int) -> Turn | None:
+        """The turn at a node that a prompt may continue, by preference the one that the client names,
+        then the latest that it got."""
+        fitting = [t for t in node.turns if t.ids.size and at not in as_text
+                   and t.as_text == frozenset(i for i in as_text if i < at)]
+        if not fitting:
+            return None
+        if entry.turn in fitting:
+            return entry.turn
+        return next((t for t in reversed(fitting) if t.delivered), fitting[-1])
+
+    @staticmethod
+    def _turn_at(path: Sequence[Node], entries: Sequence[Entry], i: int) -> Turn | None:
+        turns = path[i].turns
+        return entries[i].turn or (turns[-1] if turns else None)
+
+    def _elsewhere(self, entries: Sequence[Entry], start: int, as_text: frozenset[int]) -> dict[int, Turn]:
+        """Sampled turns from position `start` on, which stand under a prefix they were not sampled
+        under: their ids are kept, as context."""
+        found = {}
+        for i in range(start, len(entries)):
+            entry = entries[i]
+            turn = entry.turn
+            if turn is None and entry.identity.role == "assistant" and not entry.identity.tool_calls:
+                turn = self._turns.same_text(entry.identity.content)
+            if turn is not None and turn.ids.size and i not in as_text:
+                found[i] = turn
+        return found
+
+    def _chain(self, turn: Turn) -> list[Turn]:
+        """The turn and those that its prompt continues."""
+        turns = [turn]
+        while (prefix := self._records[turns[-1].call_id].prefix_call) is not None:
+            turns.append(self._answered[prefix][0])
+            if turns[-1].continued:
+                break  # and so are all before it
+        return turns
+
+    # ------------------------------------------------------------------ roles and records
+
+    def _role(self, entries: Sequence[Entry], tools: tuple, prompt: _Prompt,
+              headers: Mapping[str, str]) -> AgentRole:
+        messages = [e.shown for e in entries]
+        thread = prompt.held[0].agent_role if prompt.held else None
+        first = next((m.content for m in messages if m.role == "user"), "")
+        texts = [m.content for m in messages[:_OPENING_MESSAGES] if m.role == "user"]
+        spawned = prompt.prefix_call is None and bool(first) and any(
+            spawned_by(text, self._written) for text in texts)
+        situation = Situation(headers, bool(tools), self._tools_seen, thread, spawned)
+        self._tools_seen = self._tools_seen or bool(tools)
+        return self._role_rules.role(messages, situation)
+
+    def _metadata(self, given: Mapping[str, Any] | None, ordinal: int, entries: Sequence[Entry],
+                  node: Node, prompt: _Prompt) -> dict[str, Any]:
+        meta = {**(given or {}), "ordinal": ordinal, "n_messages": len(entries)}
+        if prompt.prefix_call is None and prompt.held:
+            meta["origin_calls"] = [t.call_id for t in prompt.held]
+        earlier = [c for c in node.asked if c in self._records and not self._records[c].delivered]
+        if earlier:
+            meta["retry_of"] = earlier[-1]
+        return meta
+
+    def _replaced(self, record: CallRecord) -> CallRecord:
+        """The record, marked where another call with its history took its place."""
+        asked = self._asked_at[record.call_id].asked
+        if len(asked) == 1:
+            return record
+        kept = [c for c in asked if c in self._answered and self._answered[c][0].continued
+                and self._answered[c][0].delivered]
+        if not kept:
+            kept = [c for c in asked if c in self._answered and self._answered[c][0].delivered][-1:]
+        later = kept or asked[-1:]
+        if record.call_id in later:
+            return record
+        return dataclasses.replace(record, delivered=False, metadata={
+            **record.metadata, "replaced_by": later[-1]})
 
     def _record(self, pending: PendingCall, finish: FinishReason, **metadata: Any) -> None:
         self._running.pop(pending.call_id, None)
+        self._asked_at[pending.call_id] = pending.node
         self._records[pending.call_id] = CallRecord(
             call_id=pending.call_id, execution_id=self.execution_id,
             agent_role=pending.agent_role, prefix_call=pending.prefix_call,
@@ -284,53 +403,3 @@ def call_seed(execution_seed: int, ordinal: int) -> int:
 def _with_call_ids(parsed: ParsedCompletion) -> Message:
     calls = tuple(dataclasses.replace(c, call_id=new_call_id()) for c in parsed.tool_calls)
     return Message("assistant", parsed.content, parsed.reasoning, calls)
-
-
-# ------------------------------------------------------------------------ message identity
-
-
-def _identity_chain(messages: Sequence[Message], tools_hash: bytes) -> list[bytes]:
-    """Identities of all prefixes of a history: entry n covers the tools and n messages."""
-    chain = [tools_hash]
-    for message in messages:
-        chain.append(_extend(chain[-1], message))
-    return chain
-
-
-def _extend(prefix: bytes, message: Message) -> bytes:
-    """The identity of a prefix and one more message: role, text, tool-call ids and values.
-
-    Reasoning is left out (clients drop or trim it), white space around an assistant's text and a
-    tool's name, too.
-    """
-    text = message.content.strip() if message.role == "assistant" else message.content
-    return _digest(prefix.hex(), message.role, text, message.tool_call_id,
-                   *(part for call in message.tool_calls for part in _call_identity(call)))
-
-
-def _call_identity(call: ToolCall) -> tuple[str, str, str]:
-    """Id, name and arguments by value: keys in any order, 60000.0 is 60000."""
-    try:
-        value = json.loads(call.arguments)
-    except (ValueError, RecursionError):
-        return call.call_id, call.name, call.arguments
-    return call.call_id, call.name, json.dumps(_plain_numbers(value), sort_keys=True)
-
-
-def _plain_numbers(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, dict):
-        return {k: _plain_numbers(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_plain_numbers(v) for v in value]
-    return value
-
-
-def _digest(*parts: str) -> bytes:
-    """A hash of several strings; lengths keep ("ab", "c") apart from ("a", "bc")."""
-    h = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        data = part.encode()
-        h.update(len(data).to_bytes(8, "little") + data)
-    return h.digest()

@@ -1,41 +1,40 @@
-"""The text of a completion as message parts: <think> reasoning, content, <tool_call> JSON.
+"""The text of a completion as message parts: <think> reasoning, content, tool calls; whole or as it grows.
 
-Invariant: nothing is written anew. Content and arguments are slices of what was sampled, and
-what is not a well-formed call stays in the content.
+Invariant: nothing is written anew. Content is slices of what was sampled, and what cannot be read as a
+tool call stays in it.
 """
 
 from __future__ import annotations
 
-import json
-import re
+from collections.abc import Callable, Sequence
 
-from gyre.base.protocols import ParsedCompletion, ToolCall
+from gyre.base.protocols import ParsedCompletion, ToolCall, Tools
+from gyre.models.tool_formats import ToolFormat
 
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
-_CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"
 
 
-def parse(text: str) -> ParsedCompletion:
+def parse(text: str, tool_format: ToolFormat, tools: Tools = ()) -> ParsedCompletion:
     """Splits a completion into reasoning, content and tool calls.
 
-    Arguments are the raw characters that were sampled. With calls, the content is what stands
-    around them (as a rule: what precedes); without, it is the text exactly.
+    With calls, the content is what stands around them (as a rule: what precedes); without, it is the text
+    exactly. A call that is not well-formed but has a name is a call, its arguments as they stand.
     """
     reasoning, body = _split_reasoning(text)
     pieces: list[str] = []
     calls: list[ToolCall] = []
     malformed = False
     start = search = 0
-    while (at := body.find(_CALL_OPEN, search)) >= 0:
-        found = _read_call(body, at + len(_CALL_OPEN))
+    while (at := _find_first(body, tool_format.openings, search)) >= 0:
+        found = tool_format.read(body, at, tools)
         if found is None:
             malformed = True
-            search = at + len(_CALL_OPEN)
+            search = at + 1
             continue
-        call, end = found
+        malformed |= not found.well_formed
         pieces.append(body[start:at])
-        calls.append(call)
-        start = search = end
+        calls.append(found.call)
+        start = search = found.end
     pieces.append(body[start:])
     if not calls:
         return ParsedCompletion(body, reasoning, (), malformed)
@@ -43,29 +42,8 @@ def parse(text: str) -> ParsedCompletion:
     return ParsedCompletion(content, reasoning, tuple(calls), malformed)
 
 
-def stable_prefix(text: str) -> ParsedCompletion:
-    """What of an unfinished completion can be shown: no continuation takes it back.
-
-    For live streaming: `parse(text + more)` has reasoning and content that start with these.
-    """
-    text = text.rstrip("\ufffd")  # maybe the first bytes of a character
-    head = text.lstrip()
-    if len(head) < len(_THINK_OPEN) and _THINK_OPEN.startswith(head):
-        return ParsedCompletion("")
-    if head.startswith(_THINK_OPEN) and _THINK_CLOSE not in head:
-        thought = head[len(_THINK_OPEN):].lstrip()
-        return ParsedCompletion("", _hold_back(thought, _THINK_CLOSE).rstrip())
-    reasoning, body = _split_reasoning(text)
-    shown = _hold_back(body.split(_CALL_OPEN)[0], _CALL_OPEN).rstrip()
-    return ParsedCompletion(shown, reasoning)
-
-
-def _hold_back(text: str, tag: str) -> str:
-    """Takes off the end of a text what may be the beginning of a tag."""
-    for n in range(min(len(tag) - 1, len(text)), 0, -1):
-        if text.endswith(tag[:n]):
-            return text[:-n]
-    return text
+def _find_first(text: str, marks: Sequence[str], start: int) -> int:
+    return min((at for mark in marks if (at := text.find(mark, start)) >= 0), default=-1)
 
 
 def _split_reasoning(text: str) -> tuple[str, str]:
@@ -77,62 +55,114 @@ def _split_reasoning(text: str) -> tuple[str, str]:
     return reasoning.strip(), rest.lstrip() if close else ""
 
 
-# ---------------------------------------------------------------------- tool-call JSON
+class GrowingText:
+    """Decodes ids as they come, each about once; half characters wait for their other half.
 
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
-_SPACE = re.compile(r"[ \t\r\n]*")
-
-
-def _read_call(text: str, start: int) -> tuple[ToolCall, int] | None:
-    """The call whose JSON starts at `start`, and where its closing tag ends; None if malformed."""
-    try:
-        fields, end = _raw_fields(text, _skip(text, start))
-        end = _skip(text, end)
-        if not text.startswith(_CALL_CLOSE, end):
-            return None
-        name = json.loads(fields["name"])
-        arguments = fields.get("arguments", "{}")
-        value = json.loads(arguments)
-        if isinstance(value, str):  # some models quote the arguments once more
-            arguments, value = value, json.loads(value)
-    except (ValueError, KeyError, RecursionError):
-        return None
-    if not isinstance(name, str) or not name or not isinstance(value, dict):
-        return None
-    return ToolCall("", name, arguments), end + len(_CALL_CLOSE)
-
-
-def _raw_fields(text: str, at: int) -> tuple[dict[str, str], int]:
-    """The object at `at` as field -> raw JSON of its value, and its end; ValueError if none.
-
-    Python's decoder gives values only; the raw characters are needed because arguments are handed
-    on as they were sampled (60000 stays 60000, keys keep their order).
+    A few ids before the new ones are decoded again with them, because a decoder may treat the first id of
+    a text differently.
     """
-    fields: dict[str, str] = {}
-    if text[at:at + 1] != "{":
-        raise ValueError("no object")
-    at = _skip(text, at + 1)
-    while text[at:at + 1] == '"':
-        key, at = _DECODER.raw_decode(text, at)
-        at = _skip(text, at)
-        if text[at:at + 1] != ":":
-            raise ValueError("no colon")
-        start = _skip(text, at + 1)
-        _, end = _DECODER.raw_decode(text, start)
-        fields[key] = text[start:end]
-        at = _skip(text, end)
-        if text[at:at + 1] == "}":
-            return fields, at + 1
-        if text[at:at + 1] != ",":
-            raise ValueError("no comma")
-        at = _skip(text, at + 1)
-    raise ValueError("no field")
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]):
+        self._decode = decode
+        self._context: list[int] = []
+        self._context_chars = 0
+        self._waiting: list[int] = []
+        self._try_at = 1
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that these ids complete."""
+        self._waiting += ids
+        if len(self._waiting) < self._try_at:
+            return ""
+        text = self._decode(self._context + self._waiting)
+        if text.endswith("\ufffd"):  # maybe the first bytes of a character
+            # Four tries find the end of any character; ids that are no text at all are tried ever less.
+            n = len(self._waiting)
+            self._try_at = n + 1 if n < 8 else 2 * n
+            return ""
+        new = text[self._context_chars:]
+        self._context, self._waiting, self._try_at = self._waiting[-8:], [], 1
+        self._context_chars = len(self._decode(self._context))
+        return new
 
 
-def _skip(text: str, at: int) -> int:
-    return _SPACE.match(text, at).end()
+class CompletionReader:
+    """A `gyre.base.protocols.CompletionStream`: text goes out as soon as no continuation takes it back.
+
+    From the first thing on that may be a tool call, nothing more is shown; white space waits for what
+    follows it.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], tool_format: ToolFormat):
+        self._text = GrowingText(decode)
+        self._openings = tool_format.openings
+        self._state = self._start
+        self._held = ""
+
+    def push(self, ids: Sequence[int]) -> tuple[str, str]:
+        """Takes newly sampled ids. Returns what they add for sure to (reasoning, content)."""
+        new = self._text.push(ids)
+        reasoning, content = "", ""
+        if not new:
+            return reasoning, content
+        self._held += new
+        while True:
+            state = self._state
+            more_reasoning, more_content = state()
+            reasoning += more_reasoning
+            content += more_content
+            if self._state == state:
+                return reasoning, content
+
+    def _start(self) -> tuple[str, str]:
+        head = self._held.lstrip()
+        if head.startswith(_THINK_OPEN):
+            self._held = head[len(_THINK_OPEN):]
+            self._state = self._before_thought
+        elif not _THINK_OPEN.startswith(head):
+            self._state = self._body
+        return "", ""
+
+    def _before_thought(self) -> tuple[str, str]:
+        self._held = self._held.lstrip()
+        if self._held:
+            self._state = self._thought
+        return "", ""
+
+    def _thought(self) -> tuple[str, str]:
+        thought, close, rest = self._held.partition(_THINK_CLOSE)
+        if close:
+            self._held, self._state = rest, self._after_thought
+            return thought.rstrip(), ""
+        return self._release([_THINK_CLOSE]), ""
+
+    def _after_thought(self) -> tuple[str, str]:
+        self._held = self._held.lstrip()
+        if self._held:
+            self._state = self._body
+        return "", ""
+
+    def _body(self) -> tuple[str, str]:
+        at = _find_first(self._held, self._openings, 0)
+        if at >= 0:
+            shown = self._held[:at].rstrip()
+            self._held, self._state = "", self._calls
+            return "", shown
+        return "", self._release(self._openings)
+
+    def _calls(self) -> tuple[str, str]:
+        self._held = ""
+        return "", ""
+
+    def _release(self, marks: Sequence[str]) -> str:
+        """What is held, but for white space and what may be the beginning of a mark at its end."""
+        text = self._held
+        cut = min((len(text) - _partial(text, mark) for mark in marks), default=len(text))
+        shown = text[:cut].rstrip()
+        self._held = text[len(shown):]
+        return shown
+
+
+def _partial(text: str, mark: str) -> int:
+    """How many characters at the end of the text may be the beginning of a mark."""
+    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)

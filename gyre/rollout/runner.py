@@ -101,8 +101,8 @@ class Runner:
         Args:
           task: what to do and how it is graded.
           execution_id: unique among the running ones; a plain file name.
-          base_url: where the model answers, for OPENAI_BASE_URL.
-          key: the execution's secret, for OPENAI_API_KEY.
+          base_url: where the model answers, ending in /v1.
+          key: the execution's secret.
 
         Returns:
           The result, with exactly one outcome.
@@ -181,7 +181,7 @@ class Runner:
         launch = self._harness.command(task, sandbox.workspace, sandbox.instruction_file)
         url = urllib.parse.urlsplit(base_url)
         port = url.port or {"https": 443, "http": 80}.get(url.scheme)
-        env = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key}
+        env = _model_variables(base_url, key)
         await sandbox.start(launch, env, port)
         self._on_event("start", execution=execution_id, task=task.task_id)
 
@@ -224,3 +224,11 @@ def _once(function: Callable[[], Any]) -> Callable[[], None]:
             pending.pop()()
 
     return call
+
+
+def _model_variables(base_url: str, key: str) -> dict[str, str]:
+    """Where the model is, in the variables that each vendor's clients read."""
+    root = base_url.removesuffix("/v1")
+    return {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key,
+            "ANTHROPIC_BASE_URL": root, "ANTHROPIC_API_KEY": key,
+            "GOOGLE_GEMINI_BASE_URL": root, "GEMINI_API_KEY": key}

@@ -30,7 +30,7 @@ from gyre.rollout.tasks import TASKS
 from gyre.system.loop import LoopConfig
 from gyre.training.optimizer import Optimizer
 from gyre.training.step import TrainPrograms
-from gyre.trajectory.agent_roles import RoleRules
+from gyre.trajectory.agent_roles import RoleRules, all_harness_rules
 from gyre.trajectory.packing import pack
 
 
@@ -55,8 +55,9 @@ def make_scheduler(config: ConfigDict) -> Policies:
 
 
 def role_rules() -> RoleRules:
-    """How the reference harness words summaries and sub-agents."""
-    return RoleRules(("Summarize the conversation so far",), ("You are a sub-agent",))
+    """How the reference harness words summaries and sub-agents, and what is known of other harnesses."""
+    reference = RoleRules(("Summarize the conversation so far",), ("You are a sub-agent",))
+    return reference | all_harness_rules()
 
 
 def make_task_source(config: ConfigDict) -> TaskSource:
@@ -185,15 +186,16 @@ class PolicyModel:
 def make_codec(config: ConfigDict) -> JinjaChat:
     """Conversation <-> ids of the policy, without its weights."""
     if config.model.name != "random":
-        return JinjaChat(load_tokenizer(config.model.name))
-    return JinjaChat(ByteTokenizer())
+        return JinjaChat(load_tokenizer(config.model.name), config.model.chat_template)
+    return JinjaChat(ByteTokenizer(), config.model.chat_template)
 
 
 def make_model(config: ConfigDict) -> PolicyModel:
     """Loads the pretrained checkpoint, or draws a random byte-level model ("random")."""
     if config.model.name != "random":
         loaded = load_pretrained(config.model.name)
-        return PolicyModel(loaded.config, loaded.params, JinjaChat(loaded.tokenizer))
+        return PolicyModel(loaded.config, loaded.params,
+                           JinjaChat(loaded.tokenizer, config.model.chat_template))
     tokenizer = ByteTokenizer()
     m = config.model
     shape = dense.ModelConfig(
@@ -201,7 +203,7 @@ def make_model(config: ConfigDict) -> PolicyModel:
         num_heads=m.num_heads, num_kv_heads=m.num_kv_heads, head_dim=m.head_dim, d_ff=m.d_ff,
         max_context_tokens=config.generation.max_context_tokens)
     params = jax.jit(functools.partial(dense.init_params, shape, config.seed))()
-    return PolicyModel(shape, jax.device_get(params), JinjaChat(tokenizer))
+    return PolicyModel(shape, jax.device_get(params), JinjaChat(tokenizer, config.model.chat_template))
 
 
 def make_pack(config: ConfigDict):

@@ -9,7 +9,7 @@ import pytest
 from gyre.base.enums import FinishReason
 from gyre.base.errors import EngineError
 from gyre.base.protocols import CallRequest, EngineCall, SamplingParams
-from gyre.gateway.router import Router
+from gyre.gateway.router import Router, _prefix_keys
 from gyre.gateway.scripted import ScriptedEndpoint
 from tests.gateway.support import run, until
 
@@ -37,6 +37,11 @@ def _call(prompt=(1, 2, 3), name="req-1", emit=lambda chunk: None, max_tokens=4)
                                   SamplingParams(max_tokens=max_tokens)), emit)
 
 
+def _request(start, stop, name="r", execution="e", continues=""):
+    return CallRequest(name, execution, np.arange(start, stop, dtype=np.int32), SamplingParams(max_tokens=4),
+                       continues)
+
+
 def _router(*endpoints):
     router = Router()
     for e in endpoints:
@@ -48,34 +53,54 @@ def test_least_loaded_relative_to_capacity():
     a, b = FakeEndpoint("a", 2), FakeEndpoint("b", 8)
     router = _router(a, b)
     a.in_flight, b.in_flight = 1, 3  # 1/2 against 3/8
-    assert router.pick(np.arange(3)) is b
+    assert router.pick(_request(0, 3, execution="x")) is b
     b.in_flight = 5
-    assert router.pick(np.arange(100, 103)) is a
+    assert router.pick(_request(100, 103, execution="y")) is a
 
 
-def test_a_growing_prompt_stays_where_its_prefix_is():
+def test_prompts_with_a_common_beginning_share_an_endpoint():
     a, b = FakeEndpoint("a"), FakeEndpoint("b")
     router = _router(a, b)
-    assert router.pick(np.arange(100)) is a
+    assert router.pick(_request(0, 100, execution="x")) is a
     a.in_flight = 1
-    assert router.pick(np.arange(150)) is a  # shares its first 64 tokens
-    assert router.pick(np.arange(1000, 1100)) is b
+    assert router.pick(_request(0, 150, execution="y")) is a  # shares its first 64 tokens
+    assert router.pick(_request(1000, 1100, execution="z")) is b
     a.in_flight = 2
-    assert router.pick(np.arange(150)) is b  # a is full, b has room
+    assert router.pick(_request(0, 150, execution="u")) is b  # a is full, b has room
     a.in_flight = b.in_flight = 2
-    assert router.pick(np.arange(150)) is b  # where it was last sent
+    assert router.pick(_request(0, 150, execution="v")) is b  # where it was last sent
     a.in_flight = b.in_flight = 0
-    assert router.pick(np.arange(150)) is b
+    assert router.pick(_request(0, 150, execution="w")) is b
+
+
+def test_a_call_follows_the_call_that_it_continues_then_its_execution():
+    a, b = FakeEndpoint("a", 9), FakeEndpoint("b", 9)
+    router = _router(a, b)
+    assert router.pick(_request(0, 100, "main")) is a
+    a.in_flight = 5
+    router.remove("a")
+    assert router.pick(_request(5000, 5100, "sub")) is b  # the execution's engine has left service
+    router.add(a)
+    assert router.pick(_request(7000, 7100, "other")) is b  # a new conversation: the execution's last
+    assert router.pick(_request(0, 300, "next", continues="main")) is a
+    assert router.pick(_request(0, 400, "more", continues="next")) is a
+    assert router.pick(_request(5000, 5300, "sub2", continues="sub")) is b
+
+
+def test_the_cost_of_a_choice_does_not_grow_with_the_prompt():
+    assert len(_prefix_keys(np.arange(10))) == len(_prefix_keys(np.arange(64))) == 1
+    assert len(_prefix_keys(np.arange(4096))) == 4
+    assert _prefix_keys(np.arange(4096)) == _prefix_keys(np.arange(1_000_000))
 
 
 def test_removed_endpoints_get_nothing_and_names_are_unique():
     a, b = FakeEndpoint("a"), FakeEndpoint("b")
     router = _router(a, b)
-    assert router.pick(np.arange(100)) is a
+    assert router.pick(_request(0, 100)) is a
     router.remove("a")
     router.remove("a")
     assert router.endpoints == ("b",)
-    assert router.pick(np.arange(100)) is b
+    assert router.pick(_request(0, 100)) is b
     router.add(b)
     with pytest.raises(ValueError, match="remove it first"):
         router.add(FakeEndpoint("b"))
@@ -126,11 +151,11 @@ def test_waiting_calls_start_when_an_endpoint_comes_and_time_out_otherwise():
 
 
 def test_affinity_memory_is_bounded():
-    router = Router(remembered_prefixes=3)
+    router = Router(remembered=5)
     router.add(FakeEndpoint("a"))
     for i in range(10):
-        router.pick(np.asarray([i]))
-    assert len(router._prefixes) == 3
+        router.pick(_request(i, i + 1, f"r{i}", f"e{i}"))
+    assert len(router._places) == 5
 
 
 def test_scripted_endpoint_keeps_the_engine_contract():

@@ -10,6 +10,8 @@ import pytest
 
 from gyre.base.enums import AgentRole, FinishReason
 from gyre.base.errors import EngineError
+from gyre.base.protocols import TokenChunk
+from gyre.gateway.limits import GatewayLimits
 from gyre.gateway.scripted import ScriptedEndpoint, scripted_logprob
 from gyre.trajectory.record import all_ids, prompt_ids
 from tests.gateway.support import CODEC, IM_END, TOOLS, ids, run, serve, tool_call, until
@@ -222,7 +224,7 @@ def test_length_and_temperature():
 ])
 def test_bad_requests_get_openai_errors_and_leave_no_record(body, status, code, param):
     async def main():
-        async with serve(ScriptedEndpoint([]), max_body_bytes=150_000) as w:
+        async with serve(ScriptedEndpoint([]), limits=GatewayLimits(body_bytes=150_000)) as w:
             client = w.open()
             got, answer = await client.post(body)
             assert got == status, answer
@@ -258,18 +260,20 @@ def test_keys_paths_and_models():
                 async with w.http.request(method, url, headers=headers) as r:
                     return r.status, await r.json() if method != "HEAD" else None
 
-            for headers in ({}, {"Authorization": "Bearer nope"}, {"x-api-key": "nope"}):
+            for headers in ({}, {"Authorization": "Bearer nope"}):
                 status, body = await get("GET", w.base_url + "/models", **headers)
                 assert (status, body["error"]["code"]) == (401, "invalid_api_key")
+            status, body = await get("GET", w.base_url + "/models", **{"x-api-key": "nope"})
+            assert (status, body["error"]["type"]) == (401, "authentication_error")
             assert (await get("GET", root + "/s/nope/v1/models"))[0] == 401
             for headers, prefix in (({"Authorization": "bearer " + client.key}, ""),
                                     ({"x-api-key": client.key}, ""), ({}, "/s/" + client.key)):
                 status, body = await get("GET", f"{root}{prefix}/v1/models", **headers)
                 assert status == 200
                 assert [m["id"] for m in body["data"]] == ["gyre", "alias"]
-                for path in ("/v1/responses", "/v1/messages", "/v1/chat", "/nowhere"):
+                for path in ("/v1/chat", "/nowhere", "/v1/responses/resp_1/cancel"):
                     status, body = await get("POST", root + prefix + path, **headers)
-                    assert (status, body["error"]["code"]) == (404, "unknown_url")
+                    assert (status, "unknown path" in body["error"]["message"]) == (404, True)
                 status, body = await get("GET", f"{root}{prefix}/v1/chat/completions", **headers)
                 assert status == 405
                 assert (await get("HEAD", root + prefix + "/"))[0] == 200
@@ -327,10 +331,10 @@ def test_a_disconnect_stops_the_engine_and_the_retry_replaces_it(stream):
     run(main)
 
 
-def test_engine_failures_are_retryable_and_untrained():
+def test_final_engine_failures_are_retryable_and_untrained():
     async def main():
         endpoint = ScriptedEndpoint([EngineError("cell lost"), RuntimeError("boom"), ids("ok")])
-        async with serve(endpoint) as w:
+        async with serve(endpoint, limits=GatewayLimits(engine_retries=0)) as w:
             client = w.open()
             for _ in range(2):
                 async with w.http.post(
@@ -342,6 +346,46 @@ def test_engine_failures_are_retryable_and_untrained():
             records = w.gateway.close_execution("g000000-0")
         assert [r.trainable for r in records] == [False, False, True]
         assert "cell lost" in records[0].metadata["error"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_fails_in_mid_call_is_replaced_unseen(stream):
+    class Failing(ScriptedEndpoint):
+        """Fails the first call after a few tokens; goes on with the rest elsewhere."""
+        failed = False
+
+        def submit(self, call):
+            if not self.failed:
+                self.failed = True
+                emit = call.emit
+
+                def fail_late(chunk):
+                    if len(call.ids) == 4:
+                        call.cancelled = True
+                        emit(TokenChunk((), (), (), error=EngineError("cell lost")))
+                    elif not call.cancelled:
+                        emit(chunk)
+
+                call.emit = fail_late
+            super().submit(call)
+
+    async def main():
+        answer = ids("first words ✓ and last")
+        endpoint = Failing(lambda request: answer, delay_s=0.002)
+        async with serve(endpoint) as w:
+            client = w.open()
+            if stream:
+                chunks = await client.stream(HI)
+                text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
+            else:
+                text = (await client.chat(HI))["content"]
+            assert text == "first words ✓ and last"
+            record, = w.gateway.close_execution("g000000-0")
+        assert record.completion_ids.tolist() == answer
+        assert record.trainable
+        assert [k for k, _ in w.events] == ["engine_retry", "call"]
 
     run(main)
 
@@ -364,7 +408,7 @@ def test_closing_an_execution_cancels_its_calls_with_410():
 
 def test_calls_wait_for_an_engine_and_give_up_in_time():
     async def main():
-        async with serve(engine_timeout_s=0.1) as w:
+        async with serve(limits=GatewayLimits(engine_timeout_s=0.1)) as w:
             client = w.open()
             assert (await client.post({"messages": HI}))[0] == 503
         async with serve() as w:

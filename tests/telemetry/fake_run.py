@@ -13,7 +13,7 @@ START_S = 1_800_000_000.0
 CONFIG = {
     "seed": 0, "steps": 16, "scheduler": "elastic", "groups_per_step": 6, "group_size": 8, "mu": 1,
     "schedulers": {"elastic": {"phi": 1.0}}, "cells": {"count": 3, "shape": [1, 1]},
-    "model": {"name": "smollm2-135m-instruct"}, "algorithm": {"name": "grpo"}}
+    "model": {"name": "smollm2-135m-instruct", "chat_template": "chatml"}, "algorithm": {"name": "grpo"}}
 
 
 def metrics_row(step, rng, time_s=START_S, steps=16):

@@ -1,13 +1,22 @@
-"""Wire dialects. A dialect is a module of pure functions; this table says which path speaks which.
+"""Wire dialects: pure translators around one conversation type. Adding one is a file and its line below."""
 
-A path under the base URL that is not in the table is answered with 404 in OpenAI's error shape.
-"""
+from gyre.gateway.dialects.anthropic import AnthropicMessages
+from gyre.gateway.dialects.base import (
+    Conversation,
+    Dialect,
+    Reply,
+    ReplyHead,
+    ReplyStream,
+    RequestError,
+)
+from gyre.gateway.dialects.google import GoogleGenerate
+from gyre.gateway.dialects.openai_chat import OpenAIChat
+from gyre.gateway.dialects.openai_responses import OpenAIResponses
 
-from types import ModuleType
+OPENAI_CHAT = OpenAIChat()
+ANTHROPIC = AnthropicMessages()
+GOOGLE = GoogleGenerate()
+DIALECTS: tuple[Dialect, ...] = (OPENAI_CHAT, OpenAIResponses(), ANTHROPIC, GOOGLE)
 
-from gyre.gateway.dialects import openai_chat
-from gyre.gateway.dialects.base import Conversation, Reply, RequestError
-
-DIALECTS: dict[str, ModuleType] = {"/v1/chat/completions": openai_chat}
-
-__all__ = ["DIALECTS", "Conversation", "Reply", "RequestError", "openai_chat"]
+__all__ = ["ANTHROPIC", "DIALECTS", "GOOGLE", "OPENAI_CHAT", "Conversation", "Dialect", "Reply", "ReplyHead",
+           "ReplyStream", "RequestError"]

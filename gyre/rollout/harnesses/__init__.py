@@ -22,8 +22,8 @@ class HarnessSpec:
 
     Attributes:
       name: for people and reports.
-      command: (task, workspace, instruction file) -> what to start. The runner adds OPENAI_BASE_URL
-        and OPENAI_API_KEY to its environment.
+      command: (task, workspace, instruction file) -> what to start. The runner adds
+        OPENAI_BASE_URL, OPENAI_API_KEY and the like for other vendors to its environment.
       budget_exit_codes: exit codes that mean "my own time, turn or token budget ran out".
     """
 

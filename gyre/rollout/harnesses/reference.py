@@ -267,7 +267,7 @@ def run_command(command, settings):
         return 126, "refused: stay in this folder"
     path = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"output-{os.getpid()}")
     output = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-    hidden = ("OPENAI_", "GYRE_HARNESS_")
+    hidden = ("OPENAI_", "ANTHROPIC_", "GOOGLE_", "GEMINI_", "GYRE_HARNESS_")
     environ = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     try:
         pid = os.posix_spawn(_bash(), ["bash", "-c", command], environ, setpgroup=0, file_actions=[
