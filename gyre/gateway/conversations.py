@@ -72,7 +72,11 @@ class Conversations:
         """The node of a history, with nodes for all of its messages."""
         node = self._root(tuple(tools))
         for entry in entries:
-            node = node.extend(entry)
+            children, message = node.children, entry.identity
+            if children and (children[0].message is message or children[0].message == message):
+                node = children[0]  # as nearly always
+            else:
+                node = node.extend(entry)
         return node
 
     def _root(self, tools: tuple) -> Node:

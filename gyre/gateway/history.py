@@ -20,6 +20,7 @@ import numpy as np
 
 from gyre.base.enums import AgentRole
 from gyre.base.protocols import Message, ToolCall
+from gyre.gateway.token_buffer import TokenBuffer
 
 _TURN_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{24}(?![0-9a-f])")
 
@@ -32,6 +33,7 @@ class Turn:
       call_id: of its record.
       message: as it was given to the client, the raw tool calls with their ids.
       ids: i32[C], as sampled.
+      path: the prompt and the completion.
       agent_role: who asked for it.
       as_text: positions of its prompt's history whose sampled turns the template showed as text of their
         own and not as sampled (history='template').
@@ -42,6 +44,7 @@ class Turn:
     call_id: str
     message: Message
     ids: np.ndarray
+    path: TokenBuffer
     agent_role: AgentRole = AgentRole.MAIN
     as_text: frozenset[int] = frozenset()
     delivered: bool = False
@@ -50,6 +53,9 @@ class Turn:
     def __post_init__(self):
         self.text = self.message.content.strip()
         self.identity = Message("assistant", self.text, tool_calls=self.message.tool_calls)
+        self.entry = Entry(self.identity, self.message, self)
+        self.bare_entry = (Entry(self.identity, dataclasses.replace(self.message, reasoning=""), self)
+                           if self.message.reasoning else self.entry)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +113,10 @@ class KnownTurns:
             if message.role != "assistant":
                 entries.append(Entry(message, message))
                 continue
+            entry = self._unchanged(message)
+            if entry is not None:
+                entries.append(entry)
+                continue
             pieces = self._pieces(message)
             if len(pieces) == 1:
                 self._append(entries, *pieces[0])
@@ -122,6 +132,21 @@ class KnownTurns:
                 entries += [Entry(r, r) for r in mine]
                 results = [r for r in results if r not in mine]
         return entries
+
+    def _unchanged(self, message: Message) -> Entry | None:
+        """The entry of a turn that came back in one piece, which nearly all do; None for the long way."""
+        calls = message.tool_calls
+        known = self._by_tool_call.get(calls[0].call_id) if calls else None
+        if known is None or len(calls) != len(known[0].message.tool_calls):
+            return None
+        turn = known[0]
+        if any(a.call_id != b.call_id for a, b in zip(calls, turn.message.tool_calls, strict=True)):
+            return None
+        if message.content != turn.message.content and message.content.strip() != turn.text:
+            return None
+        if message.reasoning == turn.message.reasoning:
+            return turn.entry
+        return turn.bare_entry if not message.reasoning and not message.refs else None
 
     def _append(self, entries: list[Entry], piece: Message, turn: Turn | None) -> None:
         """Adds a piece, to the message that it was torn from where the client did that."""

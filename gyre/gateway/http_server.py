@@ -13,7 +13,7 @@ from aiohttp import web, web_protocol
 
 from gyre.gateway.limits import GatewayLimits
 
-_LINGERING_S = 5.0  # a refused body is still read this long, so that its client sees the answer
+_LINGERING_S = 2.0  # a refused body is still read this long, so that its client sees the answer
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 FormatError = Callable[[int, str], dict[str, Any]]  # status, message -> body
 

@@ -36,8 +36,9 @@ from gyre.base.protocols import (
 )
 from gyre.gateway.conversations import Conversations, Node
 from gyre.gateway.history import Entry, KnownTurns, Turn
+from gyre.gateway.token_buffer import TokenBuffer
 from gyre.trajectory.agent_roles import RoleRules, Situation, spawned_by
-from gyre.trajectory.record import CallRecord, all_ids
+from gyre.trajectory.record import CallRecord
 
 HISTORIES = ("exact", "template")
 _OPENING_MESSAGES = 8  # among which the task stands that a sub-agent was given
@@ -51,6 +52,7 @@ class PendingCall:
       request: what the engine gets.
       node: where its history ends.
       tools: that it offers.
+      buffer: the prompt, for those that continue it.
       prefix_call, suffix_ids: how the prompt is made (see `CallRecord`).
       as_text: see `Turn`.
       ids, logprobs, versions: what the engine has emitted so far.
@@ -61,6 +63,7 @@ class PendingCall:
     agent_role: AgentRole
     node: Node
     tools: tuple[Mapping[str, Any], ...]
+    buffer: TokenBuffer
     prefix_call: str | None
     suffix_ids: np.ndarray
     started_s: float
@@ -101,11 +104,23 @@ class UnknownAnswerError(GyreError):
 class _Prompt:
     """How a prompt is made, and which sampled turns it holds."""
 
-    prefix_call: str | None
+    prefix: Turn | None
     suffix_ids: np.ndarray
-    ids: np.ndarray
     held: tuple[Turn, ...]
     as_text: frozenset[int]
+
+    @property
+    def prefix_call(self) -> str | None:
+        return self.prefix.call_id if self.prefix is not None else None
+
+    @property
+    def tokens(self) -> int:
+        return len(self.suffix_ids) + (self.prefix.path.length if self.prefix is not None else 0)
+
+    def buffer(self) -> TokenBuffer:
+        """All of its ids."""
+        return (TokenBuffer.of(self.suffix_ids) if self.prefix is None
+                else self.prefix.path.extended(self.suffix_ids))
 
 
 class Session:
@@ -181,21 +196,22 @@ class Session:
             entries = self._entries(messages, previous_id)
             node = self._conversations.insert(tools, entries)
             prompt = self._make_prompt(node, entries, tools)
-            room = self._max_context_tokens - prompt.ids.size
+            room = self._max_context_tokens - prompt.tokens
             if room < 1:
-                raise ContextOverflowError(prompt.ids.size, self._max_context_tokens)
+                raise ContextOverflowError(prompt.tokens, self._max_context_tokens)
             call_id, ordinal = new_request_id(), self._n_calls
             self._n_calls += 1
-            request = CallRequest(call_id, self.execution_id, prompt.ids, SamplingParams(
+            buffer = prompt.buffer()
+            request = CallRequest(call_id, self.execution_id, buffer.ids, SamplingParams(
                 max_tokens=min(room, self._max_completion_tokens, max_tokens or room),
                 temperature=self._temperature, seed=call_seed(self._seed, ordinal),
                 stop_ids=tuple(self._codec.stop_ids)), continues=prompt.prefix_call or "")
             role = self._role(entries, tools, prompt, headers or {})
             for turn in prompt.held:
                 turn.continued = True
-            pending = PendingCall(request, role, node, tools, prompt.prefix_call, prompt.suffix_ids,
-                                  self._clock(), self._metadata(metadata, ordinal, entries, node, prompt),
-                                  prompt.as_text)
+            pending = PendingCall(request, role, node, tools, buffer, prompt.prefix_call,
+                                  prompt.suffix_ids, self._clock(),
+                                  self._metadata(metadata, ordinal, entries, node, prompt), prompt.as_text)
             node.asked.append(call_id)
             self._running[call_id] = pending
             return pending
@@ -205,7 +221,7 @@ class Session:
         with self._lock:
             entries = self._entries(messages, previous_id)
             node = self._conversations.insert(tuple(tools), entries)
-            return int(self._make_prompt(node, entries, tuple(tools)).ids.size)
+            return self._make_prompt(node, entries, tuple(tools)).tokens
 
     def answer(self, pending: PendingCall, finish: FinishReason) -> Message:
         """Records a finished call, not delivered yet, and returns its message.
@@ -221,8 +237,8 @@ class Session:
             if self.closed:
                 raise SessionClosedError(self.execution_id)
             self._record(pending, finish, malformed=parsed.malformed)
-            turn = Turn(pending.call_id, message, np.asarray(pending.ids, np.int32), pending.agent_role,
-                        pending.as_text)
+            turn = Turn(pending.call_id, message, np.asarray(pending.ids, np.int32),
+                        pending.buffer.extended(pending.ids), pending.agent_role, pending.as_text)
             self._turns.add(turn)
             self._written += [c.arguments for c in message.tool_calls]
             node = pending.node.extend(Entry(turn.identity, message))
@@ -290,17 +306,16 @@ class Session:
         for n in range(len(path), 0, -1):
             turn = self._continued_turn(path[n - 1], entries[n - 1], as_text, n - 1)
             if turn is not None:
-                known = all_ids(self._records[turn.call_id], self._records)
                 spliced = self._elsewhere(entries, n, as_text)
                 suffix = np.asarray(self._codec.suffix_ids(
-                    shown[:n], shown[n:], tools, int(known[-1]),
+                    shown[:n], shown[n:], tools, int(turn.ids[-1]),
                     {i - n: t.ids for i, t in spliced.items()}), np.int32)
                 held = (*self._chain(turn), *spliced.values())
-                return _Prompt(turn.call_id, suffix, np.concatenate([known, suffix]), held, as_text)
+                return _Prompt(turn, suffix, held, as_text)
         spliced = self._elsewhere(entries, 0, as_text)
         whole = np.asarray(self._codec.render_ids(
             shown, tools, True, {i: t.ids for i, t in spliced.items()}), np.int32)
-        return _Prompt(None, whole, whole, tuple(spliced.values()), as_text)
+        return _Prompt(None, whole, tuple(spliced.values()), as_text)
 
     def _continued_turn(self, node: Node, entry: Entry, as_text: frozenset[int], at: int) -> Turn | None:
         """The turn at a node that a prompt may continue, by preference the one that the client names,
