@@ -12,7 +12,7 @@ from gyre.base.enums import FinishReason
 from gyre.base.protocols import CompletionStream, Message
 from gyre.gateway.dialects import Conversation, Dialect, Reply, ReplyHead, RequestError
 from gyre.gateway.limits import GatewayLimits
-from gyre.gateway.session import PendingCall
+from gyre.gateway.pending import PendingCall
 
 _DRAIN_POLL_S = 0.005
 

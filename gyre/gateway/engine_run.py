@@ -10,8 +10,8 @@ from gyre.base.enums import FinishReason
 from gyre.base.errors import ContextOverflowError, EngineError, NoEngineError
 from gyre.base.protocols import EngineCall, TokenChunk
 from gyre.gateway.limits import GatewayLimits
+from gyre.gateway.pending import PendingCall
 from gyre.gateway.router import Router
-from gyre.gateway.session import PendingCall
 
 _FIRST_PAUSE_S = 0.05
 

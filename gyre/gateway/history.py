@@ -34,6 +34,7 @@ class Turn:
       message: as it was given to the client, the raw tool calls with their ids.
       ids: i32[C], as sampled.
       path: the prompt and the completion.
+      prefix: the turn that its prompt continues, or None.
       agent_role: who asked for it.
       as_text: positions of its prompt's history whose sampled turns the template showed as text of their
         own and not as sampled (history='template').
@@ -45,6 +46,7 @@ class Turn:
     message: Message
     ids: np.ndarray
     path: TokenBuffer
+    prefix: Turn | None = None
     agent_role: AgentRole = AgentRole.MAIN
     as_text: frozenset[int] = frozenset()
     delivered: bool = False
@@ -56,6 +58,16 @@ class Turn:
         self.entry = Entry(self.identity, self.message, self)
         self.bare_entry = (Entry(self.identity, dataclasses.replace(self.message, reasoning=""), self)
                            if self.message.reasoning else self.entry)
+
+
+    def chain(self) -> list[Turn]:
+        """The turn and those that its prompt continues, up to one that a later request held already."""
+        turns = [self]
+        while (prefix := turns[-1].prefix) is not None:
+            turns.append(prefix)
+            if prefix.continued:
+                break  # and so are all before it
+        return turns
 
 
 @dataclasses.dataclass(frozen=True)

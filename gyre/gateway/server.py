@@ -35,9 +35,10 @@ from gyre.gateway.history import turn_id
 from gyre.gateway.http_server import HttpServer
 from gyre.gateway.limits import GatewayLimits
 from gyre.gateway.metrics import CONTENT_TYPE, GatewayMetrics
+from gyre.gateway.pending import PendingCall
 from gyre.gateway.router import Router
 from gyre.gateway.routes import ended, no_route, overflow, refusals, route, unhandled
-from gyre.gateway.session import PendingCall, Session, SessionClosedError
+from gyre.gateway.session import Session, SessionClosedError
 from gyre.trajectory.agent_roles import RoleRules
 from gyre.trajectory.record import CallRecord
 

@@ -31,58 +31,16 @@ from gyre.base.protocols import (
     Message,
     ParsedCompletion,
     SamplingParams,
-    TokenChunk,
     Tools,
 )
 from gyre.gateway.conversations import Conversations, Node
 from gyre.gateway.history import Entry, KnownTurns, Turn
-from gyre.gateway.token_buffer import TokenBuffer
+from gyre.gateway.pending import PendingCall
+from gyre.gateway.prompts import Prompt, Prompts
 from gyre.trajectory.agent_roles import RoleRules, Situation, spawned_by
 from gyre.trajectory.record import CallRecord
 
-HISTORIES = ("exact", "template")
 _OPENING_MESSAGES = 8  # among which the task stands that a sub-agent was given
-
-
-@dataclasses.dataclass
-class PendingCall:
-    """A call between its request and its record.
-
-    Attributes:
-      request: what the engine gets.
-      node: where its history ends.
-      tools: that it offers.
-      buffer: the prompt, for those that continue it.
-      prefix_call, suffix_ids: how the prompt is made (see `CallRecord`).
-      as_text: see `Turn`.
-      ids, logprobs, versions: what the engine has emitted so far.
-      first_token_s: when the first came, seconds since the epoch.
-    """
-
-    request: CallRequest
-    agent_role: AgentRole
-    node: Node
-    tools: tuple[Mapping[str, Any], ...]
-    buffer: TokenBuffer
-    prefix_call: str | None
-    suffix_ids: np.ndarray
-    started_s: float
-    metadata: dict[str, Any]
-    as_text: frozenset[int] = frozenset()
-    first_token_s: float | None = None
-    ids: list[int] = dataclasses.field(default_factory=list)
-    logprobs: list[float] = dataclasses.field(default_factory=list)
-    versions: list[int] = dataclasses.field(default_factory=list)
-
-    @property
-    def call_id(self) -> str:
-        return self.request.call_id
-
-    def take(self, chunk: TokenChunk) -> None:
-        """Adds newly sampled tokens."""
-        self.ids.extend(chunk.ids)
-        self.logprobs.extend(chunk.logprobs)
-        self.versions.extend(chunk.versions)
 
 
 class SessionClosedError(GyreError):
@@ -98,29 +56,6 @@ class UnknownAnswerError(GyreError):
     def __init__(self, previous_id: str):
         super().__init__(f"previous_response_id {previous_id!r} names no answer of this execution; send "
                          "the whole history as input")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Prompt:
-    """How a prompt is made, and which sampled turns it holds."""
-
-    prefix: Turn | None
-    suffix_ids: np.ndarray
-    held: tuple[Turn, ...]
-    as_text: frozenset[int]
-
-    @property
-    def prefix_call(self) -> str | None:
-        return self.prefix.call_id if self.prefix is not None else None
-
-    @property
-    def tokens(self) -> int:
-        return len(self.suffix_ids) + (self.prefix.path.length if self.prefix is not None else 0)
-
-    def buffer(self) -> TokenBuffer:
-        """All of its ids."""
-        return (TokenBuffer.of(self.suffix_ids) if self.prefix is None
-                else self.prefix.path.extended(self.suffix_ids))
 
 
 class Session:
@@ -145,8 +80,6 @@ class Session:
         if max_completion_tokens < 1:
             raise ValueError(
                 f"max_completion_tokens must be at least 1, got {max_completion_tokens}")
-        if history not in HISTORIES:
-            raise ValueError(f"history must be one of {', '.join(HISTORIES)}; got {history!r}")
         SamplingParams(max_tokens=1, temperature=temperature)  # refuses a bad one now
         self.execution_id = execution_id
         self._codec = codec
@@ -155,12 +88,12 @@ class Session:
         self._temperature = temperature
         self._max_completion_tokens = max_completion_tokens
         self._max_context_tokens = max_context_tokens
-        self._history = history
         self._clock = clock
         self._lock = threading.RLock()
         self._records: dict[str, CallRecord] = {}
         self._running: dict[str, PendingCall] = {}
         self._turns = KnownTurns()
+        self._prompts = Prompts(codec, history, self._turns)
         self._answered: dict[str, tuple[Turn, Node]] = {}  # call -> its turn and where that stands
         self._conversations = Conversations()
         self._tools_seen = False
@@ -195,7 +128,7 @@ class Session:
                 raise SessionClosedError(self.execution_id)
             entries = self._entries(messages, previous_id)
             node = self._conversations.insert(tools, entries)
-            prompt = self._make_prompt(node, entries, tools)
+            prompt = self._prompts.make(node, entries, tools)
             room = self._max_context_tokens - prompt.tokens
             if room < 1:
                 raise ContextOverflowError(prompt.tokens, self._max_context_tokens)
@@ -209,7 +142,7 @@ class Session:
             role = self._role(entries, tools, prompt, headers or {})
             for turn in prompt.held:
                 turn.continued = True
-            pending = PendingCall(request, role, node, tools, buffer, prompt.prefix_call,
+            pending = PendingCall(request, role, node, tools, buffer, prompt.prefix,
                                   prompt.suffix_ids, self._clock(),
                                   self._metadata(metadata, ordinal, entries, node, prompt), prompt.as_text)
             node.asked.append(call_id)
@@ -221,7 +154,7 @@ class Session:
         with self._lock:
             entries = self._entries(messages, previous_id)
             node = self._conversations.insert(tuple(tools), entries)
-            return self._make_prompt(node, entries, tuple(tools)).tokens
+            return self._prompts.make(node, entries, tuple(tools)).tokens
 
     def answer(self, pending: PendingCall, finish: FinishReason) -> Message:
         """Records a finished call, not delivered yet, and returns its message.
@@ -238,7 +171,8 @@ class Session:
                 raise SessionClosedError(self.execution_id)
             self._record(pending, finish, malformed=parsed.malformed)
             turn = Turn(pending.call_id, message, np.asarray(pending.ids, np.int32),
-                        pending.buffer.extended(pending.ids), pending.agent_role, pending.as_text)
+                        pending.buffer.extended(pending.ids), pending.prefix, pending.agent_role,
+                        pending.as_text)
             self._turns.add(turn)
             self._written += [c.arguments for c in message.tool_calls]
             node = pending.node.extend(Entry(turn.identity, message))
@@ -295,69 +229,9 @@ class Session:
         before = [n.shown for n in node.path()]
         return self._turns.canonical([*before, *messages])
 
-    def _make_prompt(self, node: Node, entries: list[Entry], tools: Tools) -> _Prompt:
-        path = node.path()
-        shown = [e.shown for e in entries]
-        as_text: frozenset[int] = frozenset()
-        if self._history == "template":
-            turns = {i: self._turn_at(path, entries, i) for i in range(len(path))}
-            sampled = {i: t.ids for i, t in turns.items() if t is not None}
-            as_text = frozenset(sampled) - self._codec.shown_as_sampled(shown, tools, sampled)
-        for n in range(len(path), 0, -1):
-            turn = self._continued_turn(path[n - 1], entries[n - 1], as_text, n - 1)
-            if turn is not None:
-                spliced = self._elsewhere(entries, n, as_text)
-                suffix = np.asarray(self._codec.suffix_ids(
-                    shown[:n], shown[n:], tools, int(turn.ids[-1]),
-                    {i - n: t.ids for i, t in spliced.items()}), np.int32)
-                held = (*self._chain(turn), *spliced.values())
-                return _Prompt(turn, suffix, held, as_text)
-        spliced = self._elsewhere(entries, 0, as_text)
-        whole = np.asarray(self._codec.render_ids(
-            shown, tools, True, {i: t.ids for i, t in spliced.items()}), np.int32)
-        return _Prompt(None, whole, tuple(spliced.values()), as_text)
-
-    def _continued_turn(self, node: Node, entry: Entry, as_text: frozenset[int], at: int) -> Turn | None:
-        """The turn at a node that a prompt may continue, by preference the one that the client names,
-        then the latest that it got."""
-        fitting = [t for t in node.turns if t.ids.size and at not in as_text
-                   and t.as_text == frozenset(i for i in as_text if i < at)]
-        if not fitting:
-            return None
-        if entry.turn in fitting:
-            return entry.turn
-        return next((t for t in reversed(fitting) if t.delivered), fitting[-1])
-
-    @staticmethod
-    def _turn_at(path: Sequence[Node], entries: Sequence[Entry], i: int) -> Turn | None:
-        turns = path[i].turns
-        return entries[i].turn or (turns[-1] if turns else None)
-
-    def _elsewhere(self, entries: Sequence[Entry], start: int, as_text: frozenset[int]) -> dict[int, Turn]:
-        """Sampled turns from position `start` on, which stand under a prefix they were not sampled
-        under: their ids are kept, as context."""
-        found = {}
-        for i in range(start, len(entries)):
-            entry = entries[i]
-            turn = entry.turn
-            if turn is None and entry.identity.role == "assistant" and not entry.identity.tool_calls:
-                turn = self._turns.same_text(entry.identity.content)
-            if turn is not None and turn.ids.size and i not in as_text:
-                found[i] = turn
-        return found
-
-    def _chain(self, turn: Turn) -> list[Turn]:
-        """The turn and those that its prompt continues."""
-        turns = [turn]
-        while (prefix := self._records[turns[-1].call_id].prefix_call) is not None:
-            turns.append(self._answered[prefix][0])
-            if turns[-1].continued:
-                break  # and so are all before it
-        return turns
-
     # ------------------------------------------------------------------ roles and records
 
-    def _role(self, entries: Sequence[Entry], tools: tuple, prompt: _Prompt,
+    def _role(self, entries: Sequence[Entry], tools: tuple, prompt: Prompt,
               headers: Mapping[str, str]) -> AgentRole:
         messages = [e.shown for e in entries]
         thread = prompt.held[0].agent_role if prompt.held else None
@@ -370,7 +244,7 @@ class Session:
         return self._role_rules.role(messages, situation)
 
     def _metadata(self, given: Mapping[str, Any] | None, ordinal: int, entries: Sequence[Entry],
-                  node: Node, prompt: _Prompt) -> dict[str, Any]:
+                  node: Node, prompt: Prompt) -> dict[str, Any]:
         meta = {**(given or {}), "ordinal": ordinal, "n_messages": len(entries)}
         if prompt.prefix_call is None and prompt.held:
             meta["origin_calls"] = [t.call_id for t in prompt.held]
