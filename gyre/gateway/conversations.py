@@ -1,8 +1,8 @@
 """All conversations of one execution as one prefix tree of messages.
 
 Forks, interleaved sub-agents and summaries over cut histories are branches; another tool list is another
-root. Messages are compared by value along the path, never hashed, so that a request costs no more than
-one comparison of its text, and mostly of its objects' identities.
+root. Messages are compared by value along the path, never hashed as a whole, so that a request costs no more
+than one comparison of its text.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 from gyre.base.protocols import Message, Tools
 from gyre.gateway.history import Entry, Turn
+
+_SKETCHED_CHARS = 64
 
 
 @dataclasses.dataclass(eq=False)
@@ -25,7 +27,8 @@ class Node:
       depth: messages up to and with this one.
       turns: the sampled turns that end here, in the order they were answered.
       asked: the calls whose request ends here, in order.
-      children: the most recently used first.
+      latest: the child that was used last.
+      children: by a sketch of their messages, so that the cost does not grow with their number.
     """
 
     parent: Node | None
@@ -34,14 +37,14 @@ class Node:
     depth: int = 0
     turns: list[Turn] = dataclasses.field(default_factory=list)
     asked: list[str] = dataclasses.field(default_factory=list)
-    children: list[Node] = dataclasses.field(default_factory=list)
+    latest: Node | None = None
+    children: dict[tuple, list[Node]] = dataclasses.field(default_factory=dict)
 
     def child(self, message: Message) -> Node | None:
-        """The child with this identity, which moves to the front."""
-        for i, node in enumerate(self.children):
-            if node.message is message or node.message == message:
-                if i:
-                    self.children.insert(0, self.children.pop(i))
+        """The child with this identity; it becomes the latest."""
+        for node in self.children.get(_sketch(message), ()):
+            if node.message == message:
+                self.latest = node
                 return node
         return None
 
@@ -50,7 +53,8 @@ class Node:
         node = self.child(entry.identity)
         if node is None:
             node = Node(self, entry.identity, entry.shown, self.depth + 1)
-            self.children.insert(0, node)
+            self.children.setdefault(_sketch(entry.identity), []).append(node)
+            self.latest = node
         return node
 
     def path(self) -> list[Node]:
@@ -60,6 +64,13 @@ class Node:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
+
+
+def _sketch(message: Message) -> tuple:
+    """Equal for equal messages, and cheap however long they are."""
+    text, calls = message.content, message.tool_calls
+    return (message.role, len(text), text[:_SKETCHED_CHARS], text[-_SKETCHED_CHARS:], message.tool_call_id,
+            calls[0].call_id if calls else "")
 
 
 class Conversations:
@@ -72,9 +83,9 @@ class Conversations:
         """The node of a history, with nodes for all of its messages."""
         node = self._root(tuple(tools))
         for entry in entries:
-            children, message = node.children, entry.identity
-            if children and (children[0].message is message or children[0].message == message):
-                node = children[0]  # as nearly always
+            latest, message = node.latest, entry.identity
+            if latest is not None and (latest.message is message or latest.message == message):
+                node = latest  # as nearly always
             else:
                 node = node.extend(entry)
         return node

@@ -5,8 +5,8 @@ Its log-probs can be computed by hand: token i of a completion has `scripted_log
 
 from __future__ import annotations
 
-import collections
 import dataclasses
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +33,9 @@ class ScriptedAnswer:
 
 Answer = Sequence[int] | ScriptedAnswer | Exception
 Script = Callable[[CallRequest], Answer]
+
+
+_IDLE_S = 0.5  # after which a thread without work ends
 
 
 def scripted_logprob(token: int, index: int) -> float:
@@ -67,15 +70,14 @@ class ScriptedEndpoint:
         self._chunk_tokens = chunk_tokens
         self._delay_s = delay_s
         self._lock = threading.Lock()
-        self._queue: collections.deque[tuple[EngineCall, Answer]] = collections.deque()
+        self._queue: queue.SimpleQueue[tuple[EngineCall, Answer]] = queue.SimpleQueue()
         self._calls: dict[str, EngineCall] = {}
         self._threads = 0
 
     @property
     def in_flight(self) -> int:
         """Calls running or queued here."""
-        with self._lock:
-            return len(self._calls)
+        return len(self._calls)
 
     def submit(self, call: EngineCall) -> None:
         """Starts a call. Raises EngineError when the script has no more answers."""
@@ -84,8 +86,8 @@ class ScriptedEndpoint:
             self.requests.append(call.request)
             self._calls[call.request.call_id] = call
             self.sampled[call.request.call_id] = call.ids
-            self._queue.append((call, answer))
-            if self._threads < self.capacity:
+            self._queue.put((call, answer))
+            if self._threads < min(len(self._calls), self.capacity):
                 self._threads += 1
                 threading.Thread(target=self._work, name=self.name, daemon=True).start()
 
@@ -108,14 +110,16 @@ class ScriptedEndpoint:
 
     def _work(self) -> None:
         while True:
-            with self._lock:
-                if not self._queue:
-                    self._threads -= 1
-                    return
-                call, answer = self._queue.popleft()
+            try:
+                call, answer = self._queue.get(timeout=_IDLE_S)
+            except queue.Empty:
+                with self._lock:
+                    if self._queue.empty():
+                        self._threads -= 1
+                        return
+                continue
             last = self._play(call, answer)
-            with self._lock:
-                del self._calls[call.request.call_id]
+            del self._calls[call.request.call_id]
             call.emit(last)
 
     def _play(self, call: EngineCall, answer: Answer) -> TokenChunk:

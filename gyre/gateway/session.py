@@ -90,7 +90,8 @@ class Session:
         self._max_context_tokens = max_context_tokens
         self._clock = clock
         self._lock = threading.RLock()
-        self._records: dict[str, CallRecord] = {}
+        self._records: dict[str, CallRecord] = {}  # as they were when the call ended, not delivered
+        self._delivered_s: dict[str, float] = {}
         self._running: dict[str, PendingCall] = {}
         self._turns = KnownTurns()
         self._prompts = Prompts(codec, history, self._turns)
@@ -169,8 +170,8 @@ class Session:
         with self._lock:
             if self.closed:
                 raise SessionClosedError(self.execution_id)
-            self._record(pending, finish, malformed=parsed.malformed)
-            turn = Turn(pending.call_id, message, np.asarray(pending.ids, np.int32),
+            record = self._record(pending, finish, malformed=parsed.malformed)
+            turn = Turn(pending.call_id, message, record.completion_ids,
                         pending.buffer.extended(pending.ids), pending.prefix, pending.agent_role,
                         pending.as_text)
             self._turns.add(turn)
@@ -180,14 +181,11 @@ class Session:
             self._answered[pending.call_id] = (turn, node)
         return message
 
-    def delivered(self, pending: PendingCall) -> CallRecord:
+    def delivered(self, pending: PendingCall) -> None:
         """Says that the client has the whole answer; its tokens become trainable."""
         with self._lock:
-            record = dataclasses.replace(self._records[pending.call_id], delivered=True,
-                                         finished_s=self._clock())
-            self._records[pending.call_id] = record
+            self._delivered_s[pending.call_id] = self._clock()
             self._answered[pending.call_id][0].delivered = True
-            return record
 
     def abandon(self, pending: PendingCall, **why: Any) -> CallRecord:
         """Keeps a call that the client did not get: conditioning text at most, never trained.
@@ -215,7 +213,7 @@ class Session:
         """
         with self._lock:
             ordered = sorted(self._records.values(), key=lambda r: r.metadata["ordinal"])
-            return [self._replaced(r) for r in ordered]
+            return [self._final(r) for r in ordered]
 
     # ------------------------------------------------------------------ prompts
 
@@ -248,13 +246,16 @@ class Session:
         meta = {**(given or {}), "ordinal": ordinal, "n_messages": len(entries)}
         if prompt.prefix_call is None and prompt.held:
             meta["origin_calls"] = [t.call_id for t in prompt.held]
-        earlier = [c for c in node.asked if c in self._records and not self._records[c].delivered]
+        earlier = [c for c in node.asked if c in self._records and c not in self._delivered_s]
         if earlier:
             meta["retry_of"] = earlier[-1]
         return meta
 
-    def _replaced(self, record: CallRecord) -> CallRecord:
-        """The record, marked where another call with its history took its place."""
+    def _final(self, record: CallRecord) -> CallRecord:
+        """The record with its delivery, or marked where another call with its history took its place."""
+        if record.call_id in self._delivered_s:
+            record = dataclasses.replace(record, delivered=True,
+                                         finished_s=self._delivered_s[record.call_id])
         asked = self._asked_at[record.call_id].asked
         if len(asked) == 1:
             return record
@@ -268,10 +269,10 @@ class Session:
         return dataclasses.replace(record, delivered=False, metadata={
             **record.metadata, "replaced_by": later[-1]})
 
-    def _record(self, pending: PendingCall, finish: FinishReason, **metadata: Any) -> None:
+    def _record(self, pending: PendingCall, finish: FinishReason, **metadata: Any) -> CallRecord:
         self._running.pop(pending.call_id, None)
         self._asked_at[pending.call_id] = pending.node
-        self._records[pending.call_id] = CallRecord(
+        record = self._records[pending.call_id] = CallRecord(
             call_id=pending.call_id, execution_id=self.execution_id,
             agent_role=pending.agent_role, prefix_call=pending.prefix_call,
             suffix_ids=pending.suffix_ids,
@@ -281,6 +282,7 @@ class Session:
             finish=finish, sampling=pending.request.sampling, delivered=False,
             started_s=pending.started_s, finished_s=self._clock(),
             metadata={**pending.metadata, **metadata})
+        return record
 
 
 def call_seed(execution_seed: int, ordinal: int) -> int:

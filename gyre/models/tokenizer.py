@@ -73,6 +73,11 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of ids. Bytes that are not UTF-8 become U+FFFD."""
+        ids = ids.tolist() if hasattr(ids, "tolist") else ids
+        if skip_special:
+            ids = [i for i in ids if i not in self._names]
+            if not ids or (min(ids) >= 0 and max(ids) < 256):
+                return bytes(ids).decode("utf-8", "replace")
         out = bytearray()
         for i in ids:
             if 0 <= i < 256:
