@@ -57,7 +57,9 @@ async def serve_gateway(tokenizer, delay_s):
         codec = JinjaChat(load_tokenizer(tokenizer))
     ids = codec.tokenizer.encode_plain(_WORD * ANSWER_TOKENS)[:ANSWER_TOKENS - 1] + [codec.stop_ids[0]]
     router = Router()
-    router.add(ScriptedEndpoint(lambda request: ids, capacity=16, chunk_tokens=16, delay_s=delay_s))
+    chunk_tokens = 8 if delay_s else ANSWER_TOKENS  # an engine without a pace of its own answers at once
+    router.add(ScriptedEndpoint(lambda request: ids, capacity=16, chunk_tokens=chunk_tokens,
+                                delay_s=delay_s))
     gateway = Gateway(codec, router, model_name="policy", role_rules=all_harness_rules(),
                       max_context_tokens=1 << 20)
     url = await gateway.start()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gyre.base.ids import new_key
 from gyre.gateway.session import Session
@@ -58,7 +58,8 @@ class Executions:
             return None, digest in self._ended
 
 
-def key_and_path(path: str, headers: Mapping[str, str], query: Mapping[str, str]) -> tuple[str, str]:
+def key_and_path(path: str, headers: Mapping[str, str],
+                 query: Callable[[], Mapping[str, str]]) -> tuple[str, str]:
     """The key and the path without it. A key in the path (`/s/KEY/...`) goes before headers."""
     if path.startswith("/s/"):
         key, _, rest = path[len("/s/"):].partition("/")
@@ -66,7 +67,7 @@ def key_and_path(path: str, headers: Mapping[str, str], query: Mapping[str, str]
     scheme, _, token = headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
         return token.strip(), path
-    return (headers.get("x-api-key") or headers.get("x-goog-api-key") or query.get("key", "")), path
+    return (headers.get("x-api-key") or headers.get("x-goog-api-key") or query().get("key", "")), path
 
 
 def _digest(key: str) -> bytes:

@@ -116,7 +116,10 @@ class Router:
           NoEngineError: none came within `timeout_s`.
       EngineError: several refused the call.
         """
+        endpoint = self.pick(call.request)
         try:
+            if endpoint is not None and self._hand_over(call, endpoint):
+                return endpoint  # as nearly always
             async with asyncio.timeout(timeout_s):
                 return await self._submit(call)
         except TimeoutError as e:
@@ -130,17 +133,22 @@ class Router:
         attempt = 0
         while True:
             endpoint = await self._wait_for_one(call.request)
-            with self._lock:
-                self._sent[call.request.call_id] = endpoint
-            try:
-                endpoint.submit(call)
-            except EngineError:  # it stopped after it was picked
-                attempt += 1
-                if attempt == _MAX_ATTEMPTS:
-                    raise
-                await asyncio.sleep(0.05 * attempt)
-            else:
+            attempt += 1
+            if self._hand_over(call, endpoint, last_try=attempt == _MAX_ATTEMPTS):
                 return endpoint
+            await asyncio.sleep(0.05 * attempt)
+
+    def _hand_over(self, call: EngineCall, endpoint: EngineEndpoint, last_try: bool = False) -> bool:
+        """Submits a call. Returns False when the endpoint refused it."""
+        with self._lock:
+            self._sent[call.request.call_id] = endpoint
+        try:
+            endpoint.submit(call)
+        except EngineError:  # it stopped after it was picked
+            if last_try:
+                raise
+            return False
+        return True
 
     async def _wait_for_one(self, request: CallRequest) -> EngineEndpoint:
         while (endpoint := self.pick(request)) is None:

@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,14 +22,20 @@ _SERVED = ", ".join(d.name for d in DIALECTS)
 def route(method: str, path: str, headers: Mapping[str, str]) -> tuple[Dialect, str | None, dict[str, str]]:
     """The dialect and operation of a request, and what its path says. Without an operation, the dialect is
     the one that the client probably speaks."""
-    fitting = [(m, d, operation, match.groupdict()) for m, pattern, d, operation in _ROUTES
-               if (match := pattern.fullmatch(path))]
+    fitting = list(_fitting(path))
     spoken = _spoken(headers)
     fitting.sort(key=lambda found: found[1] is not spoken)  # one path may be served in two dialects
     for m, dialect, operation, groups in fitting:
         if m == method:
             return dialect, operation, groups
     return (fitting[0][1] if fitting else spoken), None, {}
+
+
+@functools.lru_cache(maxsize=256)
+def _fitting(path: str) -> tuple[tuple[str, Dialect, str, dict[str, str]], ...]:
+    """(method, dialect, operation, groups) of the routes with this path."""
+    return tuple((m, d, operation, match.groupdict()) for m, pattern, d, operation in _ROUTES
+                 if (match := pattern.fullmatch(path)))
 
 
 def _spoken(headers: Mapping[str, str]) -> Dialect:

@@ -138,7 +138,7 @@ class Gateway:
     # ------------------------------------------------------------------ http
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        key, path = key_and_path(request.path, request.headers, request.query)
+        key, path = key_and_path(request.path, request.headers, lambda: request.query)
         if request.method == "HEAD" and path.rstrip("/") in ("", "/v1"):
             return web.Response()
         if request.method == "GET" and request.path in ("/healthz", "/metrics"):
@@ -211,6 +211,8 @@ class Gateway:
         if (request.content_length or 0) > self._limits.body_bytes:
             raise too_large
         try:
+            if request.content.is_eof():  # all of it is here
+                return await request.read()
             async with asyncio.timeout(self._limits.body_timeout_s):
                 return await request.read()
         except web.HTTPRequestEntityTooLarge as e:

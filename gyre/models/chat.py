@@ -133,6 +133,8 @@ class JinjaChat:
                 at: Sequence[int], mark: str) -> list[str]:
         """The rendered text without the bodies of the assistant turns `at`: len(at) + 1 pieces, of which
         all but the first start with the end-of-turn token."""
+        if not at:
+            return [self._render(messages, tools, add_generation_prompt, mark)]
         probe = _unused_character(messages, tools, skip=mark)
         shown = list(messages)
         for k, i in enumerate(at):
