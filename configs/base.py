@@ -50,6 +50,11 @@ def get_config() -> ml_collections.ConfigDict:
     c.gateway = gateway = ml_collections.ConfigDict()
     # exact: sampled reasoning stays in later prompts; template: they are as the chat template shows them.
     gateway.history = "exact"
+    # What a client is granted; the fields are explained in gyre/gateway/limits.py.
+    gateway.limits = ml_collections.ConfigDict({
+        "body_bytes": 32 * 2**20, "header_bytes": 16 * 2**10, "body_timeout_s": 60.0, "write_timeout_s": 60.0,
+        "idle_timeout_s": 75.0, "calls_per_execution": 64, "calls": 4096, "engine_timeout_s": 600.0,
+        "engine_retries": 2, "keep_alive_s": 15.0, "retry_after_s": 1})
 
     c.tasks = tasks = ml_collections.ConfigDict()
     tasks.name = "shell_jobs"

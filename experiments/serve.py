@@ -2,7 +2,8 @@
 
 `python -m experiments.serve --config=configs/quickstart.py` prints the environment variables to set;
 add `--checkpoint=runs/quickstart` to serve a trained policy. `--engine=scripted:FILE` needs no model: answers
-come from a file of rules (`gyre/gateway/scripted_rules.py`). Ctrl-C ends it and writes what was said to
+come from a file of rules (`gyre/gateway/scripted_rules.py`), and a config says only what the gateway grants
+(`--config=configs/base.py --config.gateway.limits.calls=8`). Ctrl-C ends it and writes what was said to
 `--out` (the trajectory tree as text) and `--records` (one JSON object a call), when given.
 """
 
@@ -39,7 +40,7 @@ class Served:
 
 
 def load_scripted(path):
-    """An engine that plays rules over byte tokens. Loads no model and no jax."""
+    """An engine that plays rules over byte tokens. Loads no model; a config gives the gateway's settings."""
     from gyre.gateway.scripted import ScriptedEndpoint
     from gyre.gateway.scripted_rules import RuleScript
     from gyre.models.chat import JinjaChat
@@ -47,8 +48,9 @@ def load_scripted(path):
 
     codec = JinjaChat(ByteTokenizer())
     endpoint = ScriptedEndpoint(RuleScript.load(pathlib.Path(path), codec), capacity=64)
+    config = flags.FLAGS.config
     return Served(endpoint, codec, f"the rules of {path}", flags.FLAGS.max_context_tokens,
-                  _SCRIPTED_COMPLETION_TOKENS)
+                  _SCRIPTED_COMPLETION_TOKENS, history=config.gateway.history if config else "exact")
 
 
 def load_cell(config, checkpoint):
@@ -105,7 +107,9 @@ async def serve(served):
     router.add(served.endpoint)
     gateway = Gateway(served.codec, router, model_name="policy", role_rules=all_harness_rules(),
                       max_context_tokens=served.max_context_tokens, accept_any_model=True,
-                      history=served.history, limits=GatewayLimits(engine_retries=values.engine_retries))
+                      history=served.history,
+                      limits=GatewayLimits(**values.config.gateway.limits) if values.config
+                      else GatewayLimits())
     url = await gateway.start(values.host, values.port, ssl_context=context,
                               allow_remote=values.allow_remote)
     key = gateway.open_execution("serve", seed=served.seed, temperature=served.temperature,
@@ -161,7 +165,9 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    config_flags.DEFINE_config_file("config", None, "The run whose model is served.", lock_config=True)
+    config_flags.DEFINE_config_file(
+        "config", None, "The run whose model is served; with a scripted engine, the gateway's settings only.",
+        lock_config=True)
     flags.DEFINE_string("engine", "cell", "cell, or scripted:FILE for answers by rules without a model.")
     flags.DEFINE_string("checkpoint", None, "Folder of a run; its newest weights are served.")
     flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; others need --allow_remote.")
@@ -169,7 +175,6 @@ if __name__ == "__main__":
     flags.DEFINE_bool("allow_remote", False, "Let other machines in; give --tls_cert and --tls_key.")
     flags.DEFINE_string("tls_cert", None, "Certificate chain (PEM).")
     flags.DEFINE_string("tls_key", None, "Private key (PEM).")
-    flags.DEFINE_integer("engine_retries", 2, "Tries after an engine failed, unseen by the client.")
     flags.DEFINE_integer("max_context_tokens", 1_000_000, "Of the scripted engine; a token is a byte.")
     flags.DEFINE_string("out", None, "File for the recorded trajectory tree, as text.")
     flags.DEFINE_string("records", None, "File for the calls' records, one JSON object a line.")

@@ -6,6 +6,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from gyre.base.errors import ConfigError
+from gyre.gateway.limits import GatewayLimits
 from gyre.system import build
 from tests.source_tree import ROOT
 
@@ -84,6 +85,8 @@ def test_can_work_under_every_scheduler(name, scheduler):
     ("rollout.concurrency", 0, "rollout.concurrency"),
     ("checkpoint.every_steps", 0, "checkpoint.every_steps"),
     ("trajectory.claim_block", 3, "power of two"),
+    ("gateway.history", "short", "must be one of exact, template"),
+    ("gateway.limits.calls", 0, "gateway.limits: calls must be positive, got 0"),
 ])
 def test_what_cannot_work_is_refused_with_what_to_change(field, value, message):
     config = load("configs.base")
@@ -95,3 +98,7 @@ def test_what_cannot_work_is_refused_with_what_to_change(field, value, message):
         target[leaf] = value
     with pytest.raises(ConfigError, match=message):
         build.check(config)
+
+
+def test_the_gateway_grants_its_defaults_unless_told_otherwise():
+    assert build.gateway_limits(load("configs.base")) == GatewayLimits()

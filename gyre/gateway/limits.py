@@ -41,5 +41,5 @@ class GatewayLimits:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value < 0 or (value == 0 and field.name != "engine_retries"):
+            if not value > 0 and not (value == 0 and field.name == "engine_retries"):
                 raise ValueError(f"{field.name} must be positive, got {value}")

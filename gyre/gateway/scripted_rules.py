@@ -8,9 +8,9 @@ One JSON object a line; blank lines and lines that start with # are skipped:
 A call is answered by the first rule that is not used up and whose expressions are found: `last` in the
 prompt's last turn, `prompt` in all of it (regular expressions, case and line ends do not matter). Fields of
 the answer: `reasoning`, `text`, `calls` (`arguments` an object, or a string that is sampled as it stands), or
-`raw` for the whole completion; in all of them $1, $2, ... stand for the groups of `last`. `finish` "length"
-is for a completion that is cut; `error`, instead of them all, for an engine that fails; `delay_s` between
-tokens; `times` it may be used (any number, when left out).
+`raw` for the whole completion; in all of them $1, $2, ... stand for the groups of `last`, if it is given.
+`finish` "length" is for a completion that is cut; `error`, instead of them all, for an engine that fails;
+`delay_s` between tokens; `times` it may be used (any number, when left out).
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ from gyre.base.errors import ConfigError, EngineError
 from gyre.base.protocols import CallRequest, ChatCodec
 from gyre.gateway.scripted import ScriptedAnswer
 
-_FIELDS = {"last", "prompt", "reasoning", "text", "calls", "raw", "finish", "error", "delay_s", "times"}
+_TYPES = {**{name: (str, "a string") for name in
+             ("last", "prompt", "reasoning", "text", "raw", "finish", "error")},
+          "calls": (list, "a list"), "delay_s": ((int, float), "a number of seconds"),
+          "times": (int, "an integer")}
+_FIELDS = _TYPES.keys()
+_GROUP = re.compile(r"\$([1-9])")
 _TURN_OPENING = "<|im_start|>"
 
 
@@ -59,7 +64,7 @@ class Rule:
             return None
         if found is None:
             return self.completion
-        return re.sub(r"\$([1-9])", lambda m: found.group(int(m.group(1))), self.completion)
+        return _GROUP.sub(lambda m: found.group(int(m.group(1))) or "", self.completion)
 
 
 class RuleScript:
@@ -111,26 +116,45 @@ def _rule(line: str, where: str) -> Rule:
     if not isinstance(data, dict) or data.keys() - _FIELDS:
         got = sorted(data.keys() - _FIELDS) if isinstance(data, dict) else line[:60]
         raise ConfigError(f"{where}: a rule is an object with fields among {sorted(_FIELDS)}; got {got}")
+    for name, (types, what) in _TYPES.items():
+        value = data.get(name)
+        if value is not None and (not isinstance(value, types) or isinstance(value, bool)):
+            raise ConfigError(f"{where}: {name} must be {what}, got {value!r}")
+    finish, delay_s, times = (data.get(name) for name in ("finish", "delay_s", "times"))
+    if finish not in (None, "stop", "length"):
+        raise ConfigError(f"{where}: finish must be 'stop' or 'length', got {finish!r}")
+    if not (delay_s or 0.0) >= 0:
+        raise ConfigError(f"{where}: delay_s must not be negative, got {delay_s}")
+    if times is not None and times < 1:
+        raise ConfigError(f"{where}: times must be at least 1, got {times}")
+    last, completion = _pattern(data, "last", where), _completion(data, where)
+    groups = last.groups if last else 9  # without an expression, a $ is a $
+    for number in _GROUP.findall(completion):
+        if int(number) > groups:
+            raise ConfigError(f"{where}: ${number} stands for a group of `last`, which has {groups}")
+    return Rule(last, _pattern(data, "prompt", where), completion, finish == "length",
+                data.get("error") or "", float(delay_s or 0.0), times)
+
+
+def _pattern(data: Mapping[str, Any], name: str, where: str) -> re.Pattern[str] | None:
+    if data.get(name) is None:
+        return None
     try:
-        return Rule(
-            _pattern(data.get("last")), _pattern(data.get("prompt")), _completion(data),
-            {None: False, "stop": False, "length": True}[data.get("finish")], str(data.get("error") or ""),
-            float(data.get("delay_s", 0.0)), None if data.get("times") is None else int(data["times"]))
-    except (re.error, KeyError, TypeError, ValueError) as e:
-        raise ConfigError(f"{where}: {e!r}") from e
+        return re.compile(data[name], re.IGNORECASE | re.DOTALL)
+    except re.error as e:
+        raise ConfigError(f"{where}: {name} is no regular expression: {e}") from e
 
 
-def _pattern(expression: str | None) -> re.Pattern[str] | None:
-    return None if expression is None else re.compile(expression, re.IGNORECASE | re.DOTALL)
-
-
-def _completion(data: Mapping[str, Any]) -> str:
+def _completion(data: Mapping[str, Any], where: str) -> str:
     """The sampled text: reasoning, text and calls as ChatML models write them."""
-    if "raw" in data:
+    if data.get("raw") is not None:
         return data["raw"]
     parts = [f"<think>\n{data['reasoning']}\n</think>\n\n"] if data.get("reasoning") else []
-    parts.append(data.get("text", ""))
-    for call in data.get("calls", ()):
+    parts.append(data.get("text") or "")
+    for call in data.get("calls") or ():
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            raise ConfigError(f"{where}: calls are objects with a name, and arguments where there are any; "
+                              f"got {call!r}")
         arguments = call.get("arguments", {})
         arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         parts.append(f'{"" if parts == [""] else chr(10)}<tool_call>\n{{"name": {json.dumps(call["name"])}, '

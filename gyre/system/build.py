@@ -18,6 +18,8 @@ from gyre.base.errors import ConfigError
 from gyre.base.protocols import TaskSource
 from gyre.elastic.backends.local import LocalCell, LocalCore, cell_meshes
 from gyre.elastic.policy import Policy, make_policy
+from gyre.gateway.limits import GatewayLimits
+from gyre.gateway.prompts import HISTORIES
 from gyre.generation.engine import EngineConfig
 from gyre.models import dense
 from gyre.models.chat import JinjaChat
@@ -89,6 +91,14 @@ def loop_config(config: ConfigDict, phi: float) -> LoopConfig:
         streaming=config.scheduler != "colocate", stall_timeout_s=config.stall_timeout_s)
 
 
+def gateway_limits(config: ConfigDict) -> GatewayLimits:
+    """What the gateway grants a client. Raises ConfigError."""
+    try:
+        return GatewayLimits(**config.gateway.limits)
+    except ValueError as e:
+        raise ConfigError(f"gateway.limits: {e}") from e
+
+
 def check(config: ConfigDict) -> None:
     """Refuses a config that cannot work, before any device work. Raises ConfigError."""
     for name in ("steps", "groups_per_step", "mu"):
@@ -130,6 +140,10 @@ def check(config: ConfigDict) -> None:
     if config.trajectory.claim_block & (config.trajectory.claim_block - 1):
         raise ConfigError("trajectory.claim_block must be a power of two, so that a claim is a subtree "
                           f"of the gradient sum; got {config.trajectory.claim_block}")
+    if config.gateway.history not in HISTORIES:
+        raise ConfigError(f"gateway.history must be one of {', '.join(HISTORIES)}, got "
+                          f"{config.gateway.history!r}")
+    gateway_limits(config)
     engine_config(config)
     make_optimizer(config)
     train_programs(config, None)

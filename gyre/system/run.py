@@ -93,7 +93,8 @@ class Run:
         gateway = Gateway(model.codec, router, model_name="policy",
                           role_rules=build.role_rules(),
                           max_context_tokens=config.generation.max_context_tokens,
-                          accept_any_model=True, history=config.gateway.history, live_streaming=False,
+                          accept_any_model=True, history=config.gateway.history,
+                          limits=build.gateway_limits(config), live_streaming=False,
                           on_event=self.events.write)
         self.loop = TrainingLoop(
             build.loop_config(config, scheduler.phi), core=self.cells[0], store=self.store,

@@ -135,7 +135,8 @@ def run(recipe: Recipe, scenario: Scenario, folder: pathlib.Path, timeout_s: flo
     rules.write_text("".join(json.dumps(r) + "\n" for r in scenario.rules))
     spec = {
         "serve": [sys.executable, "-m", "experiments.serve", f"--engine=scripted:{rules}", f"--port={PORT}",
-                  f"--records={records}", "--engine_retries=0"],
+                  f"--records={records}", "--config=configs/base.py",
+                  "--config.gateway.limits.engine_retries=0"],
         "steps": [{"argv": recipe.argv(*scenario.prompts), "env": recipe.env(home, scenario.window_tokens),
                    "cwd": str(workspace), "timeout_s": timeout_s, "log": str(log),
                    "kill_after_calls": scenario.kill_after_calls}],
