@@ -48,13 +48,14 @@ class Node:
                 return node
         return None
 
-    def extend(self, entry: Entry) -> Node:
-        """The child for this entry, made where there is none."""
+    def extend(self, entry: Entry, keep: bool = True) -> Node:
+        """The child for this entry, made where there is none; with `keep`, it is found from then on."""
         node = self.child(entry.identity)
         if node is None:
             node = Node(self, entry.identity, entry.shown, self.depth + 1)
-            self.children.setdefault(_sketch(entry.identity), []).append(node)
-            self.latest = node
+            if keep:
+                self.children.setdefault(_sketch(entry.identity), []).append(node)
+                self.latest = node
         return node
 
     def path(self) -> list[Node]:
@@ -79,23 +80,24 @@ class Conversations:
     def __init__(self):
         self._roots: list[tuple[tuple, Node]] = []
 
-    def insert(self, tools: Tools, entries: Sequence[Entry]) -> Node:
-        """The node of a history, with nodes for all of its messages."""
-        node = self._root(tuple(tools))
+    def insert(self, tools: Tools, entries: Sequence[Entry], keep: bool = True) -> Node:
+        """The node of a history. With `keep`, what is new in it stays in the tree."""
+        node = self._root(tuple(tools), keep)
         for entry in entries:
             latest, message = node.latest, entry.identity
             if latest is not None and (latest.message is message or latest.message == message):
                 node = latest  # as nearly always
             else:
-                node = node.extend(entry)
+                node = node.extend(entry, keep)
         return node
 
-    def _root(self, tools: tuple) -> Node:
+    def _root(self, tools: tuple, keep: bool) -> Node:
         for i, (known, node) in enumerate(self._roots):
             if known == tools:
                 if i:
                     self._roots.insert(0, self._roots.pop(i))
                 return node
         node = Node(None)
-        self._roots.insert(0, (tools, node))
+        if keep:
+            self._roots.insert(0, (tools, node))
         return node

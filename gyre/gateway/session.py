@@ -151,10 +151,10 @@ class Session:
             return pending
 
     def count_tokens(self, messages: Sequence[Message], tools: Tools, previous_id: str = "") -> int:
-        """Prompt tokens that a call with this history would have."""
+        """Prompt tokens that a call with this history would have. Keeps nothing of it."""
         with self._lock:
             entries = self._entries(messages, previous_id)
-            node = self._conversations.insert(tuple(tools), entries)
+            node = self._conversations.insert(tuple(tools), entries, keep=False)
             return self._prompts.make(node, entries, tuple(tools)).tokens
 
     def answer(self, pending: PendingCall, finish: FinishReason) -> Message:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -198,3 +199,23 @@ def test_metadata_is_json():
     metadata = session.close()[0].metadata
     assert json.loads(json.dumps(metadata)) == metadata
     assert (metadata["dialect"], metadata["n_messages"], metadata["malformed"]) == ("d", 1, True)
+
+
+def test_counting_tokens_keeps_nothing():
+    session = _session(max_context_tokens=1 << 20)
+    _, answer = _ask(session, [_user("hi")], ids("hello"), TOOLS)
+    history = [_user("hi"), answer, _user("more")]
+    session.count_tokens(history, TOOLS)  # warms caches
+    tracemalloc.start()
+    try:
+        for i in range(20):
+            session.count_tokens([*history, _user(f"{i}" + 50_000 * "x")], TOOLS)
+            session.count_tokens([_user(f"{i}" + 50_000 * "x")], [{**TOOLS[0], "n": i}])
+        kept_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 500_000, kept_bytes  # of 2 MB that were counted
+    counted = session.count_tokens(history, TOOLS)
+    pending = session.open_call(history, TOOLS)
+    assert pending.request.prompt_ids.size == counted
+    assert pending.prefix_call is not None
