@@ -81,7 +81,9 @@ def get_config() -> ml_collections.ConfigDict:
     c.algorithm.options = ""
 
     c.trajectory = trajectory = ml_collections.ConfigDict()
-    trajectory.j_max = 5  # paths trained per execution
+    trajectory.j_max = 5  # paths trained per execution; 0 trains all
+    # Whose paths go first.
+    trajectory.role_order = ("main", "main_summary", "sub_agent", "sub_agent_summary")
     trajectory.n_buckets = (512, 1024)  # tokens of a micro-step
     trajectory.r_buckets = (256, 512)  # trained tokens of a micro-step
     trajectory.logits_chunk_rows = 512  # rows whose [rows, vocabulary] logits exist at a time

@@ -84,7 +84,7 @@ def tree_to_dict(execution: StoredExecution, decode: Decode | None = None) -> di
         sampled = s.call_id != ""
         segments.append({
             "parent": place[s.parent], "tokens": len(s.tokens),
-            "trainable": bool(s.trainable.any()), "agent_role": s.agent_role.value,
+            "trainable": s.trainable, "agent_role": s.agent_role.value,
             "call": ordinal[s.call_id] if sampled else None,
             "versions": [int(s.versions.min()), int(s.versions.max())] if sampled else None,
             "text": decode(s.tokens.tolist()) if decode is not None else None})

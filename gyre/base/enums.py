@@ -33,6 +33,19 @@ class AgentRole(enum.StrEnum):
     SUB_AGENT = "sub_agent"
     SUB_AGENT_SUMMARY = "sub_agent_summary"
 
+    @property
+    def is_summary(self) -> bool:
+        return self in (AgentRole.MAIN_SUMMARY, AgentRole.SUB_AGENT_SUMMARY)
+
+
+class SegmentKind(enum.StrEnum):
+    """What a segment of a trajectory tree is."""
+
+    CONTEXT = "context"  # prompt text
+    SAMPLED = "sampled"  # a delivered completion
+    SUMMARY = "summary"  # the same, of a call that summarises
+    ABANDONED = "abandoned"  # sampled, but the client did not get it, or it cannot be trained
+
 
 class CellRole(enum.StrEnum):
     """What a cell does now: one of two roles, or a transfer between them."""

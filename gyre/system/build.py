@@ -34,6 +34,7 @@ from gyre.training.optimizer import Optimizer
 from gyre.training.step import TrainPrograms
 from gyre.trajectory.agent_roles import RoleRules, all_harness_rules
 from gyre.trajectory.packing import pack
+from gyre.trajectory.sampling import parse_role_order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +132,11 @@ def check(config: ConfigDict) -> None:
         raise ConfigError(f"the largest of trajectory.n_buckets {config.trajectory.n_buckets} must "
                           "hold a whole path of generation.max_context_tokens="
                           f"{config.generation.max_context_tokens}")
-    for group, name in (("rollout", "concurrency"), ("trajectory", "j_max"),
+    if config.trajectory.j_max < 0:
+        raise ConfigError(f"trajectory.j_max must be at least 1, or 0 for all paths, got "
+                          f"{config.trajectory.j_max}")
+    parse_role_order(config.trajectory.role_order)
+    for group, name in (("rollout", "concurrency"),
                         ("trajectory", "logits_chunk_rows"), ("trajectory", "claim_block"),
                         ("checkpoint", "every_steps"), ("checkpoint", "keep"),
                         ("generation", "prefix_cache_mb"), ("cells", "executions")):

@@ -36,6 +36,7 @@ from gyre.telemetry.events import EventLog
 from gyre.telemetry.metrics import MetricWriter
 from gyre.telemetry.run_folder import RunFolder
 from gyre.training.processor import FinishedExecution, process_group
+from gyre.trajectory.sampling import parse_role_order
 from gyre.trajectory.store import Store
 
 _log = logging.getLogger(__name__)
@@ -100,7 +101,8 @@ class Run:
             build.loop_config(config, scheduler.phi), core=self.cells[0], store=self.store,
             tasks=self.tasks, dispatch=lambda group: self.rollouts.dispatch(group),
             process=functools.partial(
-                process_group, algorithm=algorithm, j_max=config.trajectory.j_max, seed=config.seed,
+                process_group, algorithm=algorithm, j_max=config.trajectory.j_max or None, seed=config.seed,
+                role_order=parse_role_order(config.trajectory.role_order),
                 infra_failure=config.rollout.infra_failure),
             pack=build.make_pack(config), event=self.events.write, on_step=self._on_step)
         sandboxes = LocalSandboxes()

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from gyre.algorithms import Algorithm
+from gyre.base.enums import AgentRole
 from gyre.base.protocols import ExecutionResult
 from gyre.training.streaming import TrainGroup
 from gyre.trajectory.outcomes import score_for_training
 from gyre.trajectory.packing import TrainExecution, execution_weight, packing_stats
 from gyre.trajectory.record import CallRecord
-from gyre.trajectory.sampling import select_paths
+from gyre.trajectory.sampling import ROLE_ORDER, sampling_rng, select_paths
 from gyre.trajectory.tree import TrajectoryTree
 
 
@@ -50,16 +51,18 @@ class ProcessedGroup:
 
 
 def process_group(group: int, executions: Sequence[FinishedExecution], algorithm: Algorithm, *,
-                  j_max: int, seed: int, infra_failure: str) -> ProcessedGroup:
+                  j_max: int | None, seed: int, infra_failure: str,
+                  role_order: Sequence[AgentRole] = ROLE_ORDER) -> ProcessedGroup:
     """Prepares a complete group (paper: trajectory processor).
 
     Args:
       group: its index.
       executions: all members, in member order.
       algorithm: gives the advantages.
-      j_max: most paths per execution.
-      seed: of the run; paths are drawn from (seed, group, member).
+      j_max: most paths per execution; None for all.
+      seed: of the run; paths are drawn from it and the execution's id.
       infra_failure: "placeholder" or "exclude", see `trajectory.outcomes`.
+      role_order: agent roles by the priority of their paths.
     """
     counted = [score_for_training(e.result.outcome, e.result.score, infra_failure)
                for e in executions]
@@ -73,8 +76,8 @@ def process_group(group: int, executions: Sequence[FinishedExecution], algorithm
     for member, execution in enumerate(executions):
         if advantages[member] == 0.0 or not execution.result.outcome.trains_tokens:
             continue
-        rng = np.random.default_rng([seed, group, member])
-        tree = select_paths(TrajectoryTree.from_records(execution.records), j_max, rng)
+        rng = sampling_rng(seed, execution.result.execution_id)
+        tree = select_paths(TrajectoryTree.from_records(execution.records), j_max, rng, role_order)
         weight = execution_weight(tree)
         if weight:
             train.append(TrainExecution(execution.result.execution_id, group, tree,

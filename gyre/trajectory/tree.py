@@ -6,46 +6,56 @@ Invariants:
 - a token is trainable iff some trainable record sampled it in this context. Trainability is decided
   before ownership: an abandoned call that was there first gives its tokens up to a later call that
   sampled the same ones and was delivered.
+
+Memory: 12 bytes per token (id, log-prob, version), a fifth more while arrays grow, and about 100 bytes per
+segment and per call. Records are not kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from gyre.base.enums import AgentRole
+from gyre.base.enums import AgentRole, SegmentKind
+from gyre.trajectory.radix import GrowingArray, RadixForest, spans
 from gyre.trajectory.record import CallRecord
 
 Decode = Callable[[Sequence[int]], str]
 _DTYPES = {"tokens": np.int32, "parent": np.int32, "train": np.bool_, "logprobs": np.float32,
            "versions": np.int32, "call": np.int32}
+_ROLES, _KINDS = tuple(AgentRole), tuple(SegmentKind)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
 class Segment:
-    """A run of n tokens without a branch.
+    """A run of n tokens without a branch, as it is now: a later call may split it.
 
     Attributes:
       index: its place in `TrajectoryTree.segments`; stable, but a split shortens the segment.
       parent: index of the segment it follows, -1 at a root.
       tokens: i32[n].
-      trainable: bool[n], uniform.
+      trainable: whether its tokens are.
       logprobs: f32[n], NaN where the token is not trainable.
       versions: i32[n], -1 where the token was not sampled.
       call_id: the completion it came from, "" for prompt text.
       agent_role: of the call that it came from (of the first one, for prompt text).
+      kind: what it is.
+      origin_calls: for prompt text that a compaction or an edited history re-rooted: the calls whose
+        sampled turns the new prompt still holds.
     """
 
     index: int
     parent: int
     tokens: np.ndarray
-    trainable: np.ndarray
+    trainable: bool
     logprobs: np.ndarray
     versions: np.ndarray
     call_id: str
     agent_role: AgentRole
+    kind: SegmentKind
+    origin_calls: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,10 +120,15 @@ class TrajectoryTree:
     """The tree of one execution, grown call by call."""
 
     def __init__(self):
-        self.segments: list[Segment] = []
-        self._children: dict[int, dict[int, int]] = {-1: {}}  # segment -> first token -> segment
-        self._ends: dict[int, list[CallRecord]] = {}  # segment -> records that end with it
-        self._end_of: dict[str, int] = {}  # call_id -> segment that it ends with
+        self._forest = RadixForest()
+        self._logprobs, self._versions = GrowingArray(np.float32), GrowingArray(np.int32)
+        self._call = self._forest.column(-1, "i")  # index in `_call_ids`, -1 for text
+        self._role, self._kind = self._forest.column(0), self._forest.column(0)
+        self._trainable = self._forest.column(0)
+        self._origins: dict[int, tuple[str, ...]] = {}  # segment -> calls
+        self._call_ids: list[str] = []
+        self._call_roles: list[AgentRole] = []
+        self._ends: dict[str, tuple[int, int]] = {}  # call -> segment that it ended with, and its depth
 
     @classmethod
     def from_records(cls, records: Iterable[CallRecord]) -> TrajectoryTree:
@@ -123,52 +138,79 @@ class TrajectoryTree:
             tree.add(record)
         return tree
 
+    @property
+    def segments(self) -> Segments:
+        """All segments by index, made when asked for."""
+        return Segments(self)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of all segments: the unique ones."""
+        return len(self._forest.ids)
+
     def add(self, record: CallRecord) -> None:
         """Adds a call; splits a segment where its path leaves it.
 
         Raises:
           ValueError: the call is in the tree, or the call that it continues is not.
         """
-        if record.call_id in self._end_of:
+        if record.call_id in self._ends:
             raise ValueError(f"call {record.call_id!r} is in the tree already")
         start = -1
         if record.prefix_call is not None:
-            if record.prefix_call not in self._end_of:
+            if record.prefix_call not in self._ends:
                 raise ValueError(f"call {record.call_id!r} continues {record.prefix_call!r}, which "
                                  "is not in the tree; add calls in call order")
-            start = self._end_of[record.prefix_call]
-        end = self._walk(self._walk(start, record, completion=False), record, completion=True)
-        self._ends.setdefault(end, []).append(record)
-        self._end_of[record.call_id] = end
+            start = self.end_of(record.prefix_call)
+        role = _ROLES.index(record.agent_role)
+        prompt, is_new = self._insert(start, record.suffix_ids)
+        if is_new:
+            self._role[prompt[-1]] = role
+            if origins := record.metadata.get("origin_calls"):
+                self._origins[prompt[-1]] = tuple(origins)
+        start = prompt[-1] if prompt else start
+        sampled, is_new = self._insert(start, record.completion_ids)
+        done = 0
+        for node in sampled:
+            n = self._forest.length[node]
+            if (is_new and node == sampled[-1]) or (record.trainable and not self._trainable[node]):
+                self._label(node, record, role, done)
+            done += n
+        end = sampled[-1] if sampled else start
+        self._ends[record.call_id] = end, self._forest.depth[end] + self._forest.length[end]
+        self._call_ids.append(record.call_id)
+        self._call_roles.append(record.agent_role)
+
+    def end_of(self, call_id: str) -> int:
+        """The segment that a call's path ends with. Raises KeyError for an unknown call."""
+        return self._forest.ending_at(*self._ends[call_id])
 
     def children(self, index: int) -> list[int]:
         """Segments that follow segment `index` (-1: the roots), in the order they were added."""
-        return list(self._children[index].values())
+        return self._forest.children(index)
+
+    def parent(self, index: int) -> int:
+        """The segment that segment `index` follows, -1 at a root."""
+        return self._forest.parent[index]
 
     def path(self, index: int) -> list[int]:
         """Segments from a root to segment `index`."""
-        out = []
-        while index >= 0:
-            out.append(index)
-            index = self.segments[index].parent
-        return out[::-1]
+        return self._forest.path(index)
 
     def leaves(self) -> list[Leaf]:
         """Ends of the paths that no other call continues, in depth-first order."""
-        out = []
-        for index in self.depth_first():
-            if not self._children[index]:
-                last = self._ends[index][-1]
-                out.append(Leaf(index, last.agent_role, last.call_id))
-        return out
+        last = {self.end_of(call): i for i, call in enumerate(self._call_ids)}
+        return [Leaf(index, self._call_roles[last[index]], self._call_ids[last[index]])
+                for index in self._forest.depth_first() if self._forest.is_leaf(index)]
 
     def depth_first(self) -> list[int]:
         """All segments, each after its parent and before its parent's next child."""
-        order, stack = [], self.children(-1)[::-1]
-        while stack:
-            order.append(stack.pop())
-            stack += self.children(order[-1])[::-1]
-        return order
+        return self._forest.depth_first()
+
+    def trained_counts(self) -> np.ndarray:
+        """i64[segments]: tokens with a place in the loss; a root's first token has no prediction."""
+        parent, length = np.array(self._forest.parent), np.array(self._forest.length, np.int64)
+        return np.array(self._trainable, bool) * (length - (parent < 0))
 
     def flatten(self, keep: Container[int] | None = None) -> TreeTokens:
         """The tree token by token, in depth-first order.
@@ -179,100 +221,81 @@ class TrajectoryTree:
         Raises:
           ValueError: a kept segment's parent is left out.
         """
-        last: dict[int, int] = {-1: -1}  # segment -> index of its last token
-        call_ids: dict[str, int] = {"": -1}
-        parts: list[Segment] = []
-        parents, calls, n = [], [], 0
-        for index in self.depth_first():
-            if keep is not None and index not in keep:
-                continue
-            segment = self.segments[index]
-            if segment.parent not in last:
-                raise ValueError(f"segment {index} is kept without its parent {segment.parent}; "
-                                 "keep whole paths")
-            parts.append(segment)
-            size = len(segment.tokens)
-            parents.append(np.arange(n - 1, n + size - 1, dtype=np.int32))
-            parents[-1][0] = last[segment.parent]
-            call = call_ids.setdefault(segment.call_id, len(call_ids) - 1)
-            calls.append(np.full(size, call, np.int32))
-            n += size
-            last[index] = n - 1
-
-        def joined(arrays: Iterable[np.ndarray], dtype: type) -> np.ndarray:
-            return np.concatenate([np.zeros(0, dtype), *arrays])
-
+        forest = self._forest
+        order = [i for i in forest.depth_first() if keep is None or i in keep]
+        nodes = np.array(order, np.int64)
+        length = np.array(forest.length, np.int64)[nodes]
+        above = np.array(forest.parent, np.int64)[nodes]
+        first = np.cumsum(length) - length
+        last = np.full(len(forest) + 1, -2, np.int64)  # of each segment; the extra place is that of -1
+        last[nodes], last[-1] = first + length - 1, -1
+        if (last[above] == -2).any():
+            index = order[int(np.flatnonzero(last[above] == -2)[0])]
+            raise ValueError(f"segment {index} is kept without its parent {forest.parent[index]}; "
+                             "keep whole paths")
+        pool = spans(np.array(forest.start, np.int64)[nodes], length)
+        parent = np.arange(-1, len(pool) - 1, dtype=np.int32)
+        parent[first] = last[above]
+        # Calls are numbered in order of first appearance.
+        call = np.array(self._call, np.int64)[nodes]
+        used = list(dict.fromkeys(c for c in call.tolist() if c >= 0))
+        place = np.full(len(self._call_ids) + 1, -1, np.int32)
+        place[used] = np.arange(len(used))
         return TreeTokens(
-            tokens=joined((s.tokens for s in parts), np.int32), parent=joined(parents, np.int32),
-            train=joined((s.trainable for s in parts), np.bool_),
-            logprobs=joined((s.logprobs for s in parts), np.float32),
-            versions=joined((s.versions for s in parts), np.int32),
-            call=joined(calls, np.int32), call_ids=tuple(c for c in call_ids if c))
+            tokens=forest.ids.view[pool], parent=parent,
+            train=np.repeat(np.array(self._trainable, bool)[nodes], length),
+            logprobs=self._logprobs.view[pool], versions=self._versions.view[pool],
+            call=np.repeat(place[call], length), call_ids=tuple(self._call_ids[c] for c in used))
 
     # ------------------------------------------------------------------ internals
 
-    def _walk(self, node: int, record: CallRecord, completion: bool) -> int:
-        """Follows the record's prompt suffix or completion from the end of segment `node`.
+    def _insert(self, node: int, ids: np.ndarray) -> tuple[list[int], bool]:
+        """(segments that are these ids, whether the last one is new)."""
+        before = len(self._forest.ids)
+        nodes = self._forest.insert(node, ids)
+        added = len(self._forest.ids) - before
+        self._logprobs.extend(np.nan, added)
+        self._versions.extend(-1, added)
+        return nodes, bool(added)
 
-        Returns the segment that it ends with, after splits and additions.
-        """
-        ids = record.completion_ids if completion else record.suffix_ids
-        done = 0
-        while done < len(ids):
-            child = self._children[node].get(int(ids[done]))
-            if child is None:
-                return self._append(node, record, completion, done)
-            tokens = self.segments[child].tokens
-            n = min(len(tokens), len(ids) - done)
-            differs = np.flatnonzero(tokens[:n] != ids[done:done + n])
-            n = int(differs[0]) if differs.size else n
-            if n < len(tokens):
-                self._split(child, n)
-            if completion and record.trainable and not self.segments[child].trainable[0]:
-                self._label(self.segments[child], record, done)
-            node, done = child, done + n
-        return node
-
-    def _append(self, parent: int, record: CallRecord, completion: bool, start: int) -> int:
-        ids = record.completion_ids if completion else record.suffix_ids
-        n = len(ids) - start
-        index = len(self.segments)
-        segment = Segment(
-            index, parent, ids[start:].copy(), np.zeros(n, bool), np.full(n, np.nan, np.float32),
-            np.full(n, -1, np.int32), "", record.agent_role)
-        if completion:
-            self._label(segment, record, start)
-        self.segments.append(segment)
-        self._children[parent][int(segment.tokens[0])] = index
-        self._children[index] = {}
-        return index
-
-    @staticmethod
-    def _label(segment: Segment, record: CallRecord, start: int) -> None:
-        """Makes the segment a part of the record's completion, from its id `start` on."""
-        part = slice(start, start + len(segment.tokens))
-        segment.call_id, segment.agent_role = record.call_id, record.agent_role
-        segment.versions = record.versions[part].copy()
+    def _label(self, node: int, record: CallRecord, role: int, done: int) -> None:
+        """Makes a segment a part of the record's completion, from its id `done` on."""
+        n, start = self._forest.length[node], self._forest.start[node]
+        self._call[node], self._role[node] = len(self._call_ids), role
+        self._versions.view[start:start + n] = record.versions[done:done + n]
+        kind = SegmentKind.ABANDONED
         if record.trainable:
-            segment.trainable = np.ones(len(segment.tokens), bool)
-            segment.logprobs = record.logprobs[part].copy()
+            self._trainable[node] = 1
+            self._logprobs.view[start:start + n] = record.logprobs[done:done + n]
+            kind = SegmentKind.SUMMARY if record.agent_role.is_summary else SegmentKind.SAMPLED
+        self._kind[node] = _KINDS.index(kind)
 
-    def _split(self, index: int, n: int) -> None:
-        """Cuts a segment after n tokens; the rest becomes a new segment that takes the children."""
-        head, new = self.segments[index], len(self.segments)
-        tail = dataclasses.replace(
-            head, index=new, parent=index, tokens=head.tokens[n:], trainable=head.trainable[n:],
-            logprobs=head.logprobs[n:], versions=head.versions[n:])
-        head.tokens, head.trainable = head.tokens[:n], head.trainable[:n]
-        head.logprobs, head.versions = head.logprobs[:n], head.versions[:n]
-        self.segments.append(tail)
-        self._children[new] = self._children[index]
-        for child in self._children[new].values():
-            self.segments[child].parent = new
-        self._children[index] = {int(tail.tokens[0]): new}
-        if index in self._ends:  # they end where the segment ended
-            self._ends[new] = self._ends.pop(index)
-            self._end_of.update((record.call_id, new) for record in self._ends[new])
+    def _segment(self, index: int) -> Segment:
+        forest = self._forest
+        part = slice(forest.start[index], forest.start[index] + forest.length[index])
+        call = self._call[index]
+        return Segment(
+            index, forest.parent[index], forest.ids.view[part], bool(self._trainable[index]),
+            self._logprobs.view[part], self._versions.view[part], self._call_ids[call] if call >= 0 else "",
+            _ROLES[self._role[index]], _KINDS[self._kind[index]], self._origins.get(index, ()))
+
+
+class Segments(Sequence[Segment]):
+    """A tree's segments; each is made when it is asked for."""
+
+    def __init__(self, tree: TrajectoryTree):
+        self._tree = tree
+
+    def __len__(self) -> int:
+        return len(self._tree._forest)
+
+    def __getitem__(self, index: int) -> Segment:
+        if not 0 <= index < len(self):
+            raise IndexError(f"segment {index} of {len(self)}")
+        return self._tree._segment(index)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return (self[i] for i in range(len(self)))
 
 
 def ascii(tree: TrajectoryTree, decode: Decode | None = None, width: int = 60) -> str:
@@ -294,7 +317,7 @@ def ascii(tree: TrajectoryTree, decode: Decode | None = None, width: int = 60) -
         if len(text) > width:
             half = (width - 5) // 2
             text = f"{text[:half]} ... {text[-half:]}"
-        mark = "*" if segment.trainable[0] else " "
+        mark = "*" if segment.trainable else " "
         lines.append(f"{indent}{'└─' if is_last else '├─'}{mark}[{segment.agent_role.value} "
                      f"{len(segment.tokens)} tokens] {text}")
         below = tree.children(index)

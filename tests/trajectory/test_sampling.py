@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.base.enums import AgentRole
-from gyre.trajectory.sampling import choose_leaves, select_paths
+from gyre.base.errors import ConfigError
+from gyre.trajectory.sampling import choose_leaves, parse_role_order, sampling_rng, select_paths
 from gyre.trajectory.tree import TrajectoryTree
 from tests.trajectory.support import branching, call, executions, paths_of
 
@@ -61,6 +62,50 @@ def test_nothing_trainable_gives_an_empty_tree():
 def test_j_max_must_be_positive():
     with pytest.raises(ValueError, match="j_max must be at least 1, got 0"):
         select_paths(TrajectoryTree(), 0)
+
+
+def test_without_a_limit_everything_trainable_is_taken():
+    tree = TrajectoryTree.from_records(branching())
+    assert len(choose_leaves(tree, None, np.random.default_rng(0))) == 4
+    assert select_paths(tree, None).tokens.tolist() == tree.flatten().tokens.tolist()
+
+
+def test_each_path_and_each_mask_by_hand():
+    """Main paths first, each draw by what the masks left of b's 4 tokens, c's 5 and d's 3; then s."""
+    tree = TrajectoryTree.from_records(branching())
+    trainable = {"b": {10, 11, 12, 20}, "c": {10, 11, 12, 30, 31}, "d": {10, 11, 13}, "s": {40, 41}}
+    names = [leaf.call_id for leaf in tree.leaves()]
+    for seed in range(50):
+        again = np.random.default_rng(seed)
+        masked, classes = set(), ["b", "c", "d"]
+        for leaf in choose_leaves(tree, None, np.random.default_rng(seed)):
+            left = [len(trainable[n] - masked) if n in classes else 0 for n in names]
+            if not sum(left):
+                classes = ["s"]
+                left = [2 * (n == "s") for n in names]
+            assert leaf.call_id == names[int(again.choice(4, p=np.array(left) / sum(left)))]
+            masked |= trainable[leaf.call_id]
+        assert masked == set.union(*trainable.values())
+
+
+def test_the_order_of_roles_is_a_choice():
+    tree = _forest(*AgentRole)
+    order = parse_role_order(["sub_agent", "main", "sub_agent_summary", "main_summary"])
+    chosen = choose_leaves(tree, None, np.random.default_rng(0), order)
+    assert [leaf.agent_role for leaf in chosen] == list(order)
+    for names in ([], ["main"], [*AgentRole, "main"], ["main", "main_summary", "sub_agent", "boss"]):
+        with pytest.raises(ConfigError, match="must name each of main, main_summary"):
+            parse_role_order(names)
+
+
+def test_paths_are_drawn_from_the_run_seed_and_the_execution():
+    tree = _forest(*[AgentRole.MAIN] * 6)
+
+    def draw(seed, execution):
+        return [leaf.call_id for leaf in choose_leaves(tree, 3, sampling_rng(seed, execution))]
+
+    assert draw(0, "g000001-2") == draw(0, "g000001-2")
+    assert len({tuple(draw(s, f"g{i}-0")) for s in range(4) for i in range(8)}) > 20
 
 
 @settings(max_examples=60, deadline=None)
